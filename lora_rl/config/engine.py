@@ -1,0 +1,40 @@
+"""The vLLM rollout engine."""
+
+from pydantic import Field
+
+from lora_rl.config.base import Section
+
+
+class EngineConfig(Section):
+    replicas: int = Field(1, gt=0)
+    """Engines that share the rollouts."""
+
+    tensor_parallel: int = Field(1, gt=0)
+    """GPUs of one engine."""
+
+    max_model_len: int = Field(2048, gt=0)
+    """Prompt and response tokens together."""
+
+    max_num_seqs: int = Field(128, gt=0)
+    """Requests decoded at a time."""
+
+    kv_cache_gib: float = Field(2.0, gt=0)
+    """Memory for the KV cache on a CPU."""
+
+    gpu_memory_utilization: float = Field(0.5, gt=0, lt=1)
+    """Share of a GPU's memory that the engine takes."""
+
+    resident_versions: int = Field(2, gt=1)
+    """Adapter versions kept loaded: older ones finish their requests, then leave."""
+
+    enforce_eager: bool = True
+    """No compilation: starts faster, decodes slower on GPUs."""
+
+    fast_cpu_lora: bool = True
+    """Our LoRA kernels for the CPU in place of the shipped ones; same outputs."""
+
+    threads: int = Field(2, gt=0)
+    """CPU threads of the engine."""
+
+    probe_tolerance: float = Field(0.2, gt=0)
+    """Largest difference of log-probabilities, engine against trainer, on the probe prompt before a publish is refused."""

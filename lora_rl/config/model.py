@@ -1,0 +1,15 @@
+"""The base model."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from lora_rl.config.base import Section
+
+
+class ModelConfig(Section):
+    name: str = Field(min_length=1)
+    """A directory in Hugging Face format, or a name that `lora-rl models list` shows."""
+
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Type of the frozen base weights, in the trainer and in the engine."""

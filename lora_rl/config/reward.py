@@ -1,0 +1,34 @@
+"""How answers are scored."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from lora_rl.config.base import Section
+
+
+class RewardTerm(Section):
+    """One grader and its weight in the sum."""
+
+    name: str = Field(min_length=1)
+    """A built-in grader (`exact`, `format`, `math`, `gsm8k`, `reasoning_gym`) or `module:function`."""
+
+    weight: float = 1.0
+    """Factor of this grader's score in the reward."""
+
+    params: dict[str, Any] = {}
+    """Keyword arguments of the grader."""
+
+
+class RewardConfig(Section):
+    terms: tuple[RewardTerm, ...] = Field((RewardTerm(name="exact"),), min_length=1)
+    """The reward is the weighted sum of these."""
+
+    deadline_s: float = Field(10.0, gt=0)
+    """Seconds one sample's grading may take before its worker process is replaced."""
+
+    workers: int = Field(2, gt=0)
+    """Grader processes."""
+
+    on_error: Literal["zero", "drop"] = "zero"
+    """A grader that raises or hangs: score 0, or leave the sample out of training. Both are counted."""

@@ -1,0 +1,116 @@
+"""The whole config of a run, and the rules between its sections."""
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import Field
+
+from lora_rl.config.adapter import AdapterConfig, Name
+from lora_rl.config.algorithm import AlgorithmConfig
+from lora_rl.config.base import Section
+from lora_rl.config.data import DataConfig, SamplingConfig
+from lora_rl.config.deadlines import DeadlineConfig
+from lora_rl.config.engine import EngineConfig
+from lora_rl.config.model import ModelConfig
+from lora_rl.config.reward import RewardConfig
+from lora_rl.config.store import StoreConfig
+from lora_rl.config.trainer import TrainerConfig
+
+ENGINE_MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM takes as `max_lora_rank`."""
+
+NOT_PART_OF_THE_RESULT = ("run_name", "iterations", "deadlines", "store")
+"""Fields that may differ when a run is resumed: they do not change what an iteration computes."""
+
+
+class RunConfig(Section):
+    """One RL run: which model, which adapter, which prompts, which reward, and how to learn."""
+
+    run_name: Name | None = None
+    """Name in the store; null takes the config file's name."""
+
+    seed: int = Field(0, ge=0)
+    """Fixes the adapter's start, the order of prompts and every sampled token."""
+
+    iterations: int = Field(gt=0)
+    """Iterations of rollout, reward, train step, export and hot load. May be raised later to go on."""
+
+    model: ModelConfig
+    data: DataConfig
+    adapter: AdapterConfig = AdapterConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    reward: RewardConfig = RewardConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    engine: EngineConfig = EngineConfig()
+    deadlines: DeadlineConfig = DeadlineConfig()
+    store: StoreConfig = StoreConfig()
+
+    @property
+    def sha256(self) -> str:
+        """Digest of everything that decides the run's result."""
+        fields = self.model_dump(mode="json", exclude=set(NOT_PART_OF_THE_RESULT))
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def engine_max_rank(self) -> int:
+        """Smallest rank limit of the engine that holds `trainer.max_rank`."""
+        return next(rank for rank in ENGINE_MAX_RANKS if rank >= self.trainer.max_rank)
+
+
+def faults_between_sections(config: RunConfig) -> list[str]:
+    """Every rule between fields that `config` breaks, as `field: value, rule; mend`."""
+    faults = []
+    adapter, sampling, algorithm = config.adapter, config.sampling, config.algorithm
+    if config.trainer.max_rank > ENGINE_MAX_RANKS[-1]:
+        faults.append(
+            f"trainer.max_rank: {config.trainer.max_rank} exceeds {ENGINE_MAX_RANKS[-1]}, the most that vLLM serves; lower it"
+        )
+    if adapter.rank > config.trainer.max_rank:
+        faults.append(
+            f"adapter.rank: {adapter.rank} exceeds trainer.max_rank {config.trainer.max_rank}; "
+            "lower it or raise trainer.max_rank"
+        )
+    schedule = adapter.optimizer
+    if schedule.schedule != "constant" and schedule.decay_samples is None:
+        faults.append(
+            f"adapter.optimizer.decay_samples: not set, but schedule {schedule.schedule} needs it; "
+            "give the samples after which the rate is lowest"
+        )
+    if schedule.decay_samples is not None and schedule.decay_samples <= schedule.warmup_samples:
+        faults.append(
+            f"adapter.optimizer.decay_samples: {schedule.decay_samples} is not above "
+            f"warmup_samples {schedule.warmup_samples}; raise it"
+        )
+    groups_needed = algorithm.advantage.type in ("grpo", "rloo") or algorithm.dynamic_sampling is not None
+    if groups_needed and sampling.n_samples_per_prompt < 2:
+        faults.append(
+            f"sampling.n_samples_per_prompt: {sampling.n_samples_per_prompt} gives every sample a zero advantage "
+            f"with {algorithm.advantage.type}; use 2 or more"
+        )
+    longest = sampling.max_prompt_tokens + sampling.max_response_tokens
+    if longest > config.engine.max_model_len:
+        faults.append(
+            f"engine.max_model_len: {config.engine.max_model_len} is below max_prompt_tokens + max_response_tokens "
+            f"= {longest}; raise it or lower those"
+        )
+    if longest > config.trainer.max_tokens_per_gpu:
+        faults.append(
+            f"trainer.max_tokens_per_gpu: {config.trainer.max_tokens_per_gpu} is below the longest sample, "
+            f"max_prompt_tokens + max_response_tokens = {longest}; raise it or lower those"
+        )
+    return faults
+
+
+def differences(ours: dict[str, Any], theirs: dict[str, Any], path: str = "") -> list[str]:
+    """Each field whose value differs, as `field: theirs -> ours`."""
+    lines = []
+    for key in sorted(ours.keys() | theirs.keys()):
+        here = f"{path}.{key}" if path else key
+        mine, other = ours.get(key), theirs.get(key)
+        if isinstance(mine, dict) and isinstance(other, dict):
+            lines += differences(mine, other, here)
+        elif mine != other:
+            lines.append(f"{here}: {other!r} -> {mine!r}")
+    return lines

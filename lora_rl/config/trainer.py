@@ -1,0 +1,28 @@
+"""The Megatron trainer."""
+
+from pydantic import Field
+
+from lora_rl.config.base import Section
+
+
+class TrainerConfig(Section):
+    tensor_parallel: int = Field(1, gt=0)
+    """Processes that share each layer."""
+
+    slots: int = Field(1, gt=0)
+    """Adapters S held at a time."""
+
+    max_rank: int = Field(64, gt=0)
+    """Largest rank a slot can hold."""
+
+    max_tokens_per_gpu: int = Field(4096, gt=0)
+    """Token budget of one packed micro-batch."""
+
+    recompute: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+
+    threads: int = Field(1, gt=0)
+    """CPU threads of each trainer process."""
+
+    max_skipped_steps: int = Field(3, gt=0)
+    """Steps in a row whose gradient is not finite before the run stops."""
