@@ -1,0 +1,9 @@
+"""Groups that teach nothing: DAPO's dynamic sampling (arXiv:2503.14476, section 3.2)."""
+
+import statistics
+from collections.abc import Sequence
+
+
+def uniform_group(rewards: Sequence[float], min_std: float) -> bool:
+    """Whether the sample deviation (n - 1) of one prompt's rewards is at or below `min_std`; so it is for one reward."""
+    return len(rewards) < 2 or statistics.stdev(rewards) <= min_std

@@ -1,0 +1,33 @@
+"""Group sequence policy optimization (arXiv:2507.18071, equations 5 and 7): one ratio for a whole answer."""
+
+import torch
+from torch import Tensor
+
+from lora_rl.algorithms.ratio import log_ratio
+from lora_rl.algorithms.types import TokenLoss
+
+
+def gspo_loss(
+    logp_T: Tensor,
+    logp_old_T: Tensor,
+    advantage_T: Tensor,
+    sample_T: Tensor,
+    *,
+    eps_low: float,
+    eps_high: float,
+) -> TokenLoss:
+    """-min(s A, clip(s, 1 - eps_low, 1 + eps_high) A) for each token [T]; s = exp(mean of logp - logp_old in its sample).
+
+    `sample_T` (int64, from 0) names the sample of each token; all tokens of a sample must be in the call. They share
+    its loss, so that their mean (aggregation `sample_mean`) is the paper's objective. Gradient flows through `logp_T`
+    alone.
+    """
+    log_ratio_T = log_ratio(logp_T, logp_old_T.detach())
+    lengths_B = torch.bincount(sample_T)
+    sums_B = log_ratio_T.new_zeros(len(lengths_B)).index_add(0, sample_T, log_ratio_T)
+    # A sample index without tokens is never gathered; the clamp keeps its 0 / 0 out of the backward pass.
+    ratio_T = (sums_B / lengths_B.clamp(min=1)).exp()[sample_T]
+    loss_T = -torch.minimum(ratio_T * advantage_T, ratio_T.clamp(1 - eps_low, 1 + eps_high) * advantage_T)
+    too_high_T = (advantage_T > 0) & (ratio_T > 1 + eps_high)
+    too_low_T = (advantage_T < 0) & (ratio_T < 1 - eps_low)
+    return TokenLoss(loss_T=loss_T, clipped_T=too_high_T | too_low_T, ratio_T=ratio_T.detach())

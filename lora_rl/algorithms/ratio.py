@@ -1,0 +1,11 @@
+"""Importance ratio between two policies, kept inside float32."""
+
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+"""exp(20) = 4.9e8 is far beyond every clip, and its products stay finite in float32."""
+
+
+def log_ratio(logp_T: Tensor, logp_old_T: Tensor) -> Tensor:
+    """logp - logp_old [T], clamped to +-20; beyond it, and where one side is -inf, there is no gradient. NaN stays NaN."""
+    return (logp_T - logp_old_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
