@@ -11,7 +11,8 @@ def cispo_loss(
 ) -> TokenLoss:
     """-sg(clip(r, 1 - eps_low, 1 + eps_high)) A logp for each token [T], with r = exp(logp - logp_old).
 
-    sg stops the gradient. Every token keeps a gradient, also those whose weight is clipped; eps_low = 1 leaves the weight unbounded below.
+    sg stops the gradient. Every token keeps a gradient, also those whose weight is clipped; eps_low = 1 sets no
+    lower bound.
     """
     ratio_T = log_ratio(logp_T.detach(), logp_old_T.detach()).exp()
     weight_T = ratio_T.clamp(1 - eps_low, 1 + eps_high)

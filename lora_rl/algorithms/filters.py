@@ -5,5 +5,5 @@ from collections.abc import Sequence
 
 
 def uniform_group(rewards: Sequence[float], min_std: float) -> bool:
-    """Whether the sample deviation (n - 1) of one prompt's rewards is at or below `min_std`; so it is for one reward."""
+    """Whether the sample deviation (n - 1) of a prompt's rewards is at most `min_std`; one reward alone is uniform."""
     return len(rewards) < 2 or statistics.stdev(rewards) <= min_std

@@ -16,8 +16,9 @@ def gspo_loss(
     eps_low: float,
     eps_high: float,
 ) -> TokenLoss:
-    """-min(s A, clip(s, 1 - eps_low, 1 + eps_high) A) for each token [T]; s = exp(mean of logp - logp_old in its sample).
+    """-min(s A, clip(s, 1 - eps_low, 1 + eps_high) A) for each token [T].
 
+    s = exp(mean of logp - logp_old over the token's sample).
     `sample_T` (int64, from 0) names the sample of each token; all tokens of a sample must be in the call. They share
     its loss, so that their mean (aggregation `sample_mean`) is the paper's objective. Gradient flows through `logp_T`
     alone.

@@ -1,7 +1,6 @@
-"""Weights against the gap between the engine's policy and the trainer's: TIS (https://fengyao.notion.site/off-policy-rl)
-and IcePop (https://ringtech.notion.site/icepop)."""
+"""Weights against the gap between the engine's policy and the trainer's: TIS
+(https://fengyao.notion.site/off-policy-rl) and IcePop (https://ringtech.notion.site/icepop)."""
 
-import torch
 from torch import Tensor
 
 from lora_rl.algorithms.ratio import log_ratio
@@ -15,4 +14,4 @@ def tis_weights(logp_old_T: Tensor, logp_rollout_T: Tensor, *, clip: float) -> T
 def icepop_weights(logp_old_T: Tensor, logp_rollout_T: Tensor, *, low: float, high: float) -> Tensor:
     """exp(logp_old - logp_rollout) inside [low, high] and 0 outside, for each token [T], without gradient."""
     ratio_T = log_ratio(logp_old_T.detach(), logp_rollout_T.detach()).exp()
-    return torch.where((ratio_T >= low) & (ratio_T <= high), ratio_T, 0.0)
+    return ratio_T.masked_fill((ratio_T < low) | (ratio_T > high), 0.0)

@@ -10,8 +10,10 @@ from lora_rl.algorithms.ratio import log_ratio
 def kl_penalty(logp_T: Tensor, logp_ref_T: Tensor, *, estimator: Literal["k1", "k2", "k3", "low_var_kl"]) -> Tensor:
     """Estimate for each token [T], with d = logp - logp_ref clamped to +-20 and gradient through `logp_T`.
 
-    k1 = d: unbiased, may be negative; as a loss its gradient is zero on average. k2 = d^2 / 2: biased, its gradient is that of the KL.
-    k3 = exp(-d) - 1 + d: unbiased and never negative. low_var_kl: k3 clamped to 10.
+    k1 = d: unbiased, may be negative; as a loss its gradient is zero on average.
+    k2 = d^2 / 2: biased; its gradient is that of the divergence.
+    k3 = exp(-d) - 1 + d: unbiased, negative by rounding at most.
+    low_var_kl: k3 clamped to 10.
     """
     difference_T = log_ratio(logp_T, logp_ref_T.detach())
     match estimator:

@@ -7,5 +7,5 @@ MAX_LOG_RATIO = 20.0
 
 
 def log_ratio(logp_T: Tensor, logp_old_T: Tensor) -> Tensor:
-    """logp - logp_old [T], clamped to +-20; beyond it, and where one side is -inf, there is no gradient. NaN stays NaN."""
+    """logp - logp_old [T], clamped to +-20 and without gradient beyond (-inf on one side included). NaN stays NaN."""
     return (logp_T - logp_old_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -8,8 +8,8 @@ from lora_rl.algorithms.whitening import centre, whiten
 def reinforce_plus_plus_advantages(rewards_B: Tensor, prompt_index_B: Tensor, *, group_baseline: bool) -> Tensor:
     """Advantages [B] of all samples of an optimizer step, over all ranks: rewards, whitened over the batch.
 
-    `prompt_index_B` names each sample's prompt. With `group_baseline` the mean reward of the sample's prompt is taken off first; groups may
-    differ in size and order. Equal values to whiten give zeros.
+    `prompt_index_B` names each sample's prompt. With `group_baseline` the mean reward of the sample's prompt is taken
+    off first; groups may differ in size and order. Equal values to whiten give zeros.
     """
     if not group_baseline:
         return whiten(rewards_B)

@@ -10,7 +10,7 @@ def centre(values_N: Tensor) -> Tensor:
 
 
 def whiten(values_N: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """Values [N] minus their mean, over the sample deviation (N - 1) plus `eps`. Equal values, and N = 1, give zeros."""
+    """Values [N] minus their mean, over the sample deviation (N - 1) plus `eps`. Equal values and N = 1 give zeros."""
     centred_N = centre(values_N)
     variance = centred_N.square().sum() / max(len(centred_N) - 1, 1)
     return centred_N / (variance.sqrt() + eps)
