@@ -12,7 +12,7 @@ def loss_weights(
 
     `lengths_B` counts the trained tokens of every sample of the optimizer step, over all ranks and micro-batches:
     however the step is split, its parts add up to the whole. N samples have tokens; those without weigh 0.
-    token_mean: 1 / all tokens (DAPO, arXiv:2503.14476, equation 8). sample_mean: 1 / (N length) (GRPO).
+    token_mean: 1 / all tokens (DAPO, arXiv:2503.14476, section 3.3). sample_mean: 1 / (N length) (GRPO).
     constant: 1 / (N max_response_tokens) (Dr. GRPO, arXiv:2503.20783).
     """
     filled_B = lengths_B > 0

@@ -1,4 +1,4 @@
-"""CISPO (arXiv:2506.13585, equations 4 and 5): the importance weight is clipped, not the token's gradient."""
+"""CISPO (arXiv:2506.13585, section 3.1): the importance weight is clipped, not the token's gradient."""
 
 from torch import Tensor
 

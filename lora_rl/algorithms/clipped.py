@@ -1,5 +1,5 @@
 """PPO's clipped surrogate (arXiv:1707.06347, equation 7), with DAPO's upper bound (arXiv:2503.14476, section 3.1)
-and the dual clip (arXiv:1912.09729, equation 5)."""
+and the dual clip (arXiv:1912.09729)."""
 
 import torch
 from torch import Tensor

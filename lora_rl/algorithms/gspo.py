@@ -26,8 +26,7 @@ def gspo_loss(
     log_ratio_T = log_ratio(logp_T, logp_old_T.detach())
     lengths_B = torch.bincount(sample_T)
     sums_B = log_ratio_T.new_zeros(len(lengths_B)).index_add(0, sample_T, log_ratio_T)
-    # A sample index without tokens is never gathered; the clamp keeps its 0 / 0 out of the backward pass.
-    ratio_T = (sums_B / lengths_B.clamp(min=1)).exp()[sample_T]
+    ratio_T = (sums_B / lengths_B).exp()[sample_T]
     loss_T = -torch.minimum(ratio_T * advantage_T, ratio_T.clamp(1 - eps_low, 1 + eps_high) * advantage_T)
     too_high_T = (advantage_T > 0) & (ratio_T > 1 + eps_high)
     too_low_T = (advantage_T < 0) & (ratio_T < 1 - eps_low)

@@ -1,4 +1,4 @@
-"""Batch-whitened advantages: REINFORCE++ and REINFORCE++-baseline (arXiv:2501.03262, sections 3.1 and 3.2)."""
+"""Batch-whitened advantages: REINFORCE++ and REINFORCE++-baseline (arXiv:2501.03262)."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Leave-one-out advantages: RLOO (arXiv:2402.14740, section 2.2)."""
+"""Leave-one-out advantages: RLOO (arXiv:2402.14740)."""
 
 from torch import Tensor
 
