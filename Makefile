@@ -1,0 +1,31 @@
+# Every target makes the environment it needs first (infra/setup.py); a second call costs well under a second.
+BIN := $(or $(LORA_RL_VENV),.venv)/bin
+SETUP := @python3 infra/setup.py
+
+export DO_NOT_TRACK := 1
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: demo test lint docs bench
+
+demo:  # trains a small real model for a few iterations and prints what it learned
+	$(SETUP)
+	$(BIN)/lora-rl run examples/quickstart.yaml
+
+test:  # every test; ARGS="-k name" narrows
+	$(SETUP)
+	$(BIN)/pytest $(ARGS)
+
+lint:  # style and types
+	$(SETUP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs:  # writes the generated pages of docs/
+	$(SETUP)
+	$(BIN)/lora-rl docs
+
+bench:  # measures and writes benchmarks/results/
+	$(SETUP)
+	$(BIN)/python -m benchmarks
