@@ -1,0 +1,68 @@
+"""Names of models become directories, or an error that says how to mend it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lora_rl.errors import ConfigError
+from lora_rl.models import list_models, resolve_model
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("LORA_RL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def _hf_directory(path, *files):
+    path.mkdir()
+    for file in files:
+        (path / file).touch()
+    return path
+
+
+def test_a_catalogue_model_is_made_once_then_reused(home):
+    first = resolve_model("tiny-qwen3")
+    made_at = (first / "model.safetensors").stat().st_mtime_ns
+    second = resolve_model("tiny-qwen3")
+    assert first == second == home / "models" / "tiny-qwen3"
+    assert (second / "model.safetensors").stat().st_mtime_ns == made_at
+
+
+def test_a_directory_is_its_own_answer(tmp_path):
+    directory = _hf_directory(tmp_path / "mine", "config.json", "model.safetensors", "tokenizer.json")
+    assert resolve_model(str(directory)) == directory
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"'llama-9' is neither .* smollm2-135m-instruct, tiny-qwen3; .*directory"):
+        resolve_model("llama-9")
+
+
+@pytest.mark.parametrize(
+    ("files", "missing"),
+    [
+        (["config.json", "tokenizer.json"], r"lacks weights \(\*\.safetensors\);"),
+        (["config.json", "model.safetensors"], r"lacks a tokenizer \(tokenizer\.json or tokenizer\.model\);"),
+        (["tokenizer.json"], r"lacks config\.json and weights \(\*\.safetensors\);"),
+    ],
+)
+def test_an_incomplete_directory_is_refused_with_what_it_lacks(tmp_path, files, missing):
+    directory = _hf_directory(tmp_path / "half", *files)
+    with pytest.raises(ConfigError, match=missing):
+        resolve_model(str(directory))
+
+
+def test_the_list_says_which_models_are_there():
+    assert {model.name: model.present for model in list_models()} == {
+        "smollm2-135m-instruct": False,
+        "tiny-qwen3": False,
+    }
+    resolve_model("tiny-qwen3")
+    assert {model.name for model in list_models() if model.present} == {"tiny-qwen3"}
+
+
+def test_listing_models_imports_no_torch():
+    code = "import sys, lora_rl.models; lora_rl.models.list_models(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
