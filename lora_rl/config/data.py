@@ -66,7 +66,7 @@ class ReasoningGymData(Section):
     task: str = Field(min_length=1)
     """Name of the task family, such as `chain_sum`."""
 
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the task family, such as `min_terms`."""
 
     size: int = Field(100_000, gt=0)

@@ -16,7 +16,7 @@ class RewardTerm(Section):
     weight: float = 1.0
     """Factor of this grader's score in the reward."""
 
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the grader."""
 
 

@@ -1,0 +1,42 @@
+"""Calls to actors: awaited with a deadline, cancelled when it passes, errors as the actor raised them."""
+
+import asyncio
+import logging
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError, WorkerCrashedError
+
+from lora_rl.errors import ActorLost, DeadlineExceeded
+
+logger = logging.getLogger("lora_rl.cluster")
+
+
+async def call(method: Any, *, deadline_s: float, **arguments: Any) -> Any:
+    """Result of `method.remote(**arguments)`.
+
+    Raises DeadlineExceeded, ActorLost, or the error that the actor raised. The call is cancelled when we stop waiting.
+    """
+    name = method._method_name
+    reference = method.remote(**arguments)
+    try:
+        return await asyncio.wait_for(reference, deadline_s)
+    except TimeoutError as error:
+        ray.cancel(reference, force=False)
+        raise DeadlineExceeded(f"{name}: no answer within {deadline_s:g} s, cancelled; raise its deadline") from error
+    except asyncio.CancelledError:
+        ray.cancel(reference, force=False)
+        raise
+    except (RayActorError, WorkerCrashedError, TaskCancelledError) as error:
+        raise ActorLost(f"{name}: the actor died or became unreachable: {error}") from error
+    except RayTaskError as error:
+        logger.debug("%s failed in the actor:\n%s", name, error.traceback_str)
+        raise _original(error) from None
+
+
+def _original(error: RayTaskError) -> BaseException:
+    cause = error.cause
+    if isinstance(cause, BaseException):
+        cause.add_note(error.traceback_str)
+        return cause
+    return error

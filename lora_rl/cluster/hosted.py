@@ -1,0 +1,92 @@
+"""What may be called remotely: one host a role. A host imports its library only in its own process, so a driver stays light."""
+
+from typing import Any
+
+from ray.actor import ActorHandle
+
+from lora_rl.cluster.calls import call
+from lora_rl.cluster.logs import LogDraining
+
+
+class EngineHost(LogDraining):
+    """Hosts `lora_rl.engine.actor.EngineActor`."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        from lora_rl.engine.actor import EngineActor
+
+        self._engine = EngineActor(**arguments)
+
+    async def start(self) -> dict[str, Any]:
+        return await self._engine.start()
+
+    async def generate(self, **arguments: Any) -> Any:
+        return await self._engine.generate(**arguments)
+
+    async def publish(self, **arguments: Any) -> Any:
+        return await self._engine.publish(**arguments)
+
+    async def serving(self) -> dict[str, str]:
+        return await self._engine.serving()
+
+    async def drain_logs(self, after: int) -> list[tuple[int, int, str]]:
+        return self._ring.after(after)
+
+
+class RolloutHost(LogDraining):
+    """Hosts `lora_rl.rollout.actor.RolloutActor`; engines are named by their handles."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        from lora_rl.rollout.actor import RolloutActor
+
+        self._rollout = RolloutActor(**arguments)
+
+    async def start(self) -> dict[str, Any]:
+        return await self._rollout.start()
+
+    async def rollout(self, *, engines: list[ActorHandle], deadline_s: float, **arguments: Any) -> Any:
+        clients = [RemoteEngine(handle, deadline_s) for handle in engines]
+        return await self._rollout.rollout(engines=clients, **arguments)
+
+    async def grade(self, **arguments: Any) -> Any:
+        return await self._rollout.grade(**arguments)
+
+    async def drain_logs(self, after: int) -> list[tuple[int, int, str]]:
+        return self._ring.after(after)
+
+
+class RemoteEngine:
+    """An engine as the rollout actor sees it: each call has the rollout's deadline."""
+
+    def __init__(self, handle: ActorHandle, deadline_s: float) -> None:
+        self._handle = handle
+        self._deadline_s = deadline_s
+
+    async def generate(self, **arguments: Any) -> Any:
+        return await call(self._handle.generate, deadline_s=self._deadline_s, **arguments)
+
+
+class TrainerHost(LogDraining):
+    """Hosts one rank of `lora_rl.trainer.actor.TrainerActor`."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        from lora_rl.trainer.actor import TrainerActor
+
+        self._trainer = TrainerActor(**arguments)
+
+    def start(self, **arguments: Any) -> dict[str, Any]:
+        return self._trainer.start(**arguments)
+
+    def new_state(self, **arguments: Any) -> Any:
+        return self._trainer.new_state(**arguments)
+
+    def train_step(self, **arguments: Any) -> Any:
+        return self._trainer.train_step(**arguments)
+
+    def export_adapter(self, **arguments: Any) -> Any:
+        return self._trainer.export_adapter(**arguments)
+
+    def drain_logs(self, after: int) -> list[tuple[int, int, str]]:
+        return self._ring.after(after)

@@ -1,0 +1,111 @@
+"""Server processes of this machine: started with their log in a file, ended with all their children."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from lora_rl.errors import ClusterError, DeadlineExceeded
+from lora_rl.home import home
+
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A process that we started. Its start time tells it from a later process with the same number."""
+
+    name: str
+    pid: int
+    created: float
+    log: str
+
+    @property
+    def alive(self) -> bool:
+        try:
+            process = psutil.Process(self.pid)
+            return process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+
+def spawn(name: str, command: Sequence[str], env: Mapping[str, str], *, dies_with_us: bool = False) -> Server:
+    """Starts `command` in a session of its own; with `dies_with_us` the kernel ends it even when we are killed."""
+    log = home() / "logs" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent if dies_with_us else None,
+        )
+    return Server(name=name, pid=process.pid, created=psutil.Process(process.pid).create_time(), log=str(log))
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end(server: Server, grace_s: float = 15.0) -> None:
+    """Ends the process and its children: asks first, then kills what is left."""
+    if not server.alive:
+        return
+    process = psutil.Process(server.pid)
+    family = [*process.children(recursive=True), process]
+    process.terminate()
+    _, left = psutil.wait_procs(family, timeout=grace_s)
+    for survivor in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            survivor.kill()
+    psutil.wait_procs(left, timeout=5)
+
+
+def require_free_port(port: int, option: str) -> None:
+    """Raises ClusterError when something listens on `port`."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ClusterError(
+                f"{option}: port {port} is taken ({error.strerror}); end what listens there or choose another"
+            ) from error
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for_http(server: Server, url: str, deadline_s: float) -> None:
+    """Waits until `url` answers 200. Raises ClusterError when the server ends first, DeadlineExceeded when it is too slow."""
+    give_up = time.monotonic() + deadline_s
+    while time.monotonic() < give_up:
+        if not server.alive:
+            raise ClusterError(f"{server.name} ended while starting; see {server.log}\n{last_lines(server)}")
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(url, timeout=2).status_code == httpx.codes.OK:
+                return
+        time.sleep(0.1)
+    raise DeadlineExceeded(f"{server.name}: {url} did not answer within {deadline_s:g} s; see {server.log}")
+
+
+def last_lines(server: Server, count: int = 10) -> str:
+    """The end of its log."""
+    return "\n".join(Path(server.log).read_text(errors="replace").splitlines()[-count:])

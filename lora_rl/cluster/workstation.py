@@ -1,0 +1,142 @@
+"""Everything on one machine: a Prefect server, a Ray head and the served deployments, all on loopback."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lora_rl.cluster.connect import OBJECT_STORE_BYTES
+from lora_rl.cluster.processes import Server, end, free_port, last_lines, require_free_port, spawn, wait_for_http
+from lora_rl.errors import ClusterError, DeadlineExceeded
+from lora_rl.home import home
+
+START_DEADLINE_S = 120.0
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workstation:
+    """What `lora-rl up` started, and where it answers."""
+
+    ray_address: str
+    prefect_api_url: str
+    servers: list[Server]
+
+    @property
+    def alive(self) -> bool:
+        return all(server.alive for server in self.servers)
+
+
+def _state_file() -> Path:
+    return home() / "workstation.json"
+
+
+def current_workstation() -> Workstation | None:
+    """The workstation that is up, or None."""
+    try:
+        values = json.loads(_state_file().read_text())
+    except FileNotFoundError:
+        return None
+    servers = [Server(**server) for server in values.pop("servers")]
+    workstation = Workstation(**values, servers=servers)
+    return workstation if workstation.alive else None
+
+
+def up(*, ray_port: int, prefect_port: int) -> Workstation:
+    """Starts all servers. When one fails, those already started are ended.
+
+    Raises ClusterError when a port is taken or a server ends while starting.
+    """
+    require_free_port(prefect_port, "--prefect-port")
+    require_free_port(ray_port, "--ray-port")
+    api_url = f"http://127.0.0.1:{prefect_port}/api"
+    ray_address = f"127.0.0.1:{ray_port}"
+    servers: list[Server] = []
+    try:
+        servers.append(spawn("prefect", _prefect_command(prefect_port), _prefect_env(prefect_port)))
+        servers.append(spawn("ray", _ray_command(ray_port), QUIET))
+        wait_for_http(servers[0], f"{api_url}/health", START_DEADLINE_S)
+        _wait_for_ray(servers[1], ray_address)
+        env = {**QUIET, "PREFECT_API_URL": api_url, "RAY_ADDRESS": ray_address}
+        servers.append(spawn("deployments", [sys.executable, "-m", "flows.serve"], env))
+    except BaseException:
+        for server in reversed(servers):
+            end(server)
+        raise
+    workstation = Workstation(ray_address=ray_address, prefect_api_url=api_url, servers=servers)
+    _state_file().parent.mkdir(parents=True, exist_ok=True)
+    _state_file().write_text(json.dumps(asdict(workstation), indent=2))
+    return workstation
+
+
+def down() -> list[str]:
+    """Ends what `up` started, and nothing else. Returns the names of the servers ended."""
+    try:
+        values = json.loads(_state_file().read_text())
+    except FileNotFoundError:
+        return []
+    servers = [Server(**server) for server in values["servers"]]
+    ended = [server.name for server in servers if server.alive]
+    for server in reversed(servers):
+        end(server)
+    _state_file().unlink()
+    return ended
+
+
+@contextmanager
+def private_prefect_server() -> Iterator[str]:
+    """URL of a Prefect API of our own, for a run without a server. It ends with this process, however that ends."""
+    port = free_port()
+    server = spawn("prefect-private", _prefect_command(port), _prefect_env(port), dies_with_us=True)
+    try:
+        url = f"http://127.0.0.1:{port}/api"
+        wait_for_http(server, f"{url}/health", START_DEADLINE_S)
+        yield url
+    finally:
+        end(server)
+
+
+def _prefect_command(port: int) -> list[str]:
+    application = "prefect.server.api.server:create_app"
+    options = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning", "--lifespan", "on"]
+    return [sys.executable, "-m", "uvicorn", "--factory", application, *options]
+
+
+def _prefect_env(port: int) -> dict[str, str]:
+    # the UI asks the port that the server is told of, not the one it listens on
+    return {**QUIET, "PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": str(port)}
+
+
+def _ray_program() -> str:
+    return str(Path(sys.executable).parent / "ray")
+
+
+def _ray_command(port: int) -> list[str]:
+    address = ["--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"]
+    return [_ray_program(), "start", *address, "--include-dashboard=false", f"--object-store-memory={OBJECT_STORE_BYTES}"]
+
+
+def _wait_for_ray(server: Server, address: str) -> None:
+    give_up = time.monotonic() + START_DEADLINE_S
+    while time.monotonic() < give_up:
+        if not server.alive:
+            raise ClusterError(f"ray ended while starting; see {server.log}\n{last_lines(server)}")
+        check = subprocess.run([_ray_program(), "health-check", "--address", address], capture_output=True, check=False)
+        if check.returncode == 0:
+            return
+    raise DeadlineExceeded(f"ray: {address} did not answer within {START_DEADLINE_S:g} s; see {server.log}")
+
+
+def use_workstation(workstation: Workstation) -> None:
+    """Makes this process a client of the workstation; what the user has set goes first."""
+    os.environ.setdefault("RAY_ADDRESS", workstation.ray_address)
+    os.environ.setdefault("PREFECT_API_URL", workstation.prefect_api_url)

@@ -1,0 +1,77 @@
+"""The adapter as others can load it."""
+
+from prefect.states import State
+
+from lora_rl import cluster
+from lora_rl.store import AdapterRef, BlobRef, StepRecord
+from tasks.context import Iteration
+from tasks.step import StepResult, bring_logs, run_step, step
+
+
+@step("export_adapter")
+async def export_adapter(at: Iteration, trained: StepRecord) -> State | StepRecord:
+    """The trained state as a PEFT directory, with the trainer's probe that the engine checks itself against."""
+    config = at.config
+    state = trained.output("state")
+    version = at.n + 1
+
+    async def body() -> StepResult:
+        trainer = await cluster.trainer(config, at.model_path)
+        reply = await trainer.call_all(
+            "export_adapter",
+            deadline_s=config.deadlines.publish_s,
+            store=at.store,
+            adapter=config.adapter,
+            state=state,
+            version=version,
+            base_model_name=config.model.name,
+        )
+        await bring_logs(trainer)
+        adapter = reply.adapter
+        return StepResult(
+            outputs={"weights": adapter.weights, "config": adapter.config, "probe": adapter.probe},
+            metrics=reply.metrics,
+        )
+
+    return await run_step(
+        at,
+        "export_adapter",
+        inputs={"state": state.sha256},
+        config={"adapter": config.adapter.model_dump(mode="json"), "version": version},
+        body=body,
+    )
+
+
+@step("new_adapter")
+async def new_adapter(at: Iteration) -> State | StepRecord:
+    """The state that the first iteration starts from: a fresh adapter, or the one that the config names."""
+    config = at.config
+
+    async def body() -> StepResult:
+        trainer = await cluster.trainer(config, at.model_path)
+        state = await trainer.call_all(
+            "new_state",
+            deadline_s=config.deadlines.train_s,
+            store=at.store,
+            adapter=config.adapter,
+            seed=config.seed,
+        )
+        return StepResult(outputs={"state": state})
+
+    return await run_step(
+        at,
+        "train_step",
+        inputs={},
+        config={
+            "model": config.model.model_dump(mode="json"),
+            "adapter": config.adapter.model_dump(mode="json"),
+            "seed": config.seed,
+        },
+        body=body,
+    )
+
+
+def exported(at: Iteration, record: StepRecord) -> AdapterRef:
+    """The adapter that an export step recorded."""
+    files: dict[str, BlobRef] = {file: record.output(file) for file in ("weights", "config", "probe")}
+    return AdapterRef(name=at.config.adapter.name, version=at.n + 1, **files)

@@ -1,0 +1,31 @@
+"""Scores of the samples."""
+
+from prefect.states import State
+
+from lora_rl import cluster
+from lora_rl.store import StepRecord
+from tasks.context import Iteration
+from tasks.step import StepResult, bring_logs, run_step, step
+
+
+@step("reward")
+async def reward(at: Iteration, samples: StepRecord) -> State | StepRecord:
+    """Grades each sample in worker processes; a grader that hangs or raises is counted and never stalls the batch."""
+    config = at.config
+    blob = samples.output("samples")
+
+    async def body() -> StepResult:
+        rollouter = await cluster.rollouter(config, at.model_path)
+        reply = await rollouter.call_first(
+            "grade", deadline_s=config.deadlines.reward_s, store=at.store, samples=blob, reward=config.reward
+        )
+        await bring_logs(rollouter)
+        return StepResult(outputs={"samples": reply.samples}, metrics=reply.metrics)
+
+    return await run_step(
+        at,
+        "reward",
+        inputs={"samples": blob.sha256},
+        config={"reward": config.reward.model_dump(mode="json")},
+        body=body,
+    )

@@ -1,0 +1,55 @@
+"""Samples drawn under the current adapter."""
+
+from prefect.states import State
+
+from lora_rl import cluster
+from lora_rl.store import StepRecord
+from tasks.context import Iteration
+from tasks.hot_load import serve
+from tasks.step import StepResult, bring_logs, run_step, step
+
+
+@step("rollout")
+async def rollout(at: Iteration) -> State | StepRecord:
+    """Draws rollout_batch_size prompts from the data position and n_samples_per_prompt answers to each."""
+    config = at.config
+    dynamic_sampling = config.algorithm.dynamic_sampling
+
+    async def body() -> StepResult:
+        engines, _ = await serve(at, at.adapter)
+        rollouter = await cluster.rollouter(config, at.model_path)
+        reply = await rollouter.call_first(
+            "rollout",
+            deadline_s=config.deadlines.rollout_s,
+            engines=engines.handles,
+            engine_deadline_s=config.deadlines.rollout_s,
+            store=at.store,
+            data=config.data,
+            sampling=config.sampling,
+            seed=config.seed,
+            position=at.position,
+            adapter=at.adapter,
+            reward=config.reward,
+            dynamic_sampling=dynamic_sampling,
+            batch_id=f"{at.run}/it{at.n}",
+        )
+        await bring_logs(rollouter)
+        return StepResult(
+            outputs={"samples": reply.samples}, metrics=reply.metrics, values={"position": reply.position}
+        )
+
+    return await run_step(
+        at,
+        "rollout",
+        inputs={"adapter": at.adapter.digest, "position": str(at.position)},
+        config={
+            "model": config.model.model_dump(mode="json"),
+            "data": config.data.model_dump(mode="json"),
+            "sampling": config.sampling.model_dump(mode="json"),
+            "engine": config.engine.model_dump(mode="json"),
+            "dynamic_sampling": dynamic_sampling and dynamic_sampling.model_dump(mode="json"),
+            "seed": config.seed,
+            "version": at.adapter.label,
+        },
+        body=body,
+    )

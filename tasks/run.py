@@ -1,0 +1,74 @@
+"""Where a run begins, what an iteration commits, and where a run ends."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import get_run_logger
+
+from lora_rl.store import AdapterRef, promote_adapter
+from lora_rl.tracking import STEPS, check_declared, iteration_line
+from tasks.context import START, Iteration, open_iteration
+from tasks.export_adapter import export_adapter, exported, new_adapter
+
+
+async def begin_run(run: str, store: str, iterations: int, flow_run_id: str) -> tuple[int, list[dict[str, Any]]]:
+    """The first iteration to do and the commits before it; makes the adapter that a fresh run starts from.
+
+    The first iteration is pinned to the flow run: on a retry from the UI Prefect matches subflows by their position.
+    """
+    at = await open_iteration(run, START, store)
+    first = await asyncio.to_thread(at.records.first_uncommitted)
+    first = await asyncio.to_thread(at.records.pin_start, flow_run_id, first)
+    if first == 0:
+        await commit_start(at)
+    history = [await asyncio.to_thread(at.records.iteration_commit, n) for n in range(min(first, iterations))]
+    return first, history
+
+
+async def commit_start(at: Iteration) -> dict[str, Any]:
+    """The state and adapter, version 0, that the first iteration starts from."""
+    if (committed := await asyncio.to_thread(at.records.iteration_commit, START)) is not None:
+        return committed
+    made = await new_adapter(at)
+    adapter = exported(at, await export_adapter(at, made))
+    document = {"state": made.outputs["state"], "adapter": adapter.to_json(), "position": 0}
+    return await asyncio.to_thread(at.records.commit_iteration, START, document)
+
+
+async def commit_iteration(at: Iteration, adapter: AdapterRef) -> dict[str, Any]:
+    """The iteration's COMMIT: refs that the next one starts from, and the numbers of all steps."""
+    if (committed := await asyncio.to_thread(at.records.iteration_commit, at.n)) is not None:
+        return committed
+    steps = {step: await asyncio.to_thread(at.records.step_record, at.n, step) for step in STEPS}
+    executions = {step: await asyncio.to_thread(at.records.attempts, at.n, step) for step in STEPS}
+    metrics: dict[str, float] = {}
+    for step, record in steps.items():
+        metrics |= record.metrics
+        metrics[f"time/{step}_s"] = record.seconds
+    check_declared(metrics)
+    document = {
+        "it": at.n,
+        "state": steps["train_step"].outputs["state"],
+        "adapter": adapter.to_json(),
+        "position": steps["rollout"].values["position"],
+        "samples": steps["reward"].outputs["samples"],
+        "reward_mean": metrics["reward/total/mean"],
+        "metrics": metrics,
+        "steps": {
+            step: {"state": "committed", "seconds": record.seconds, "executions": executions[step]}
+            for step, record in steps.items()
+        },
+        "committed": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+    commit = await asyncio.to_thread(at.records.commit_iteration, at.n, document)
+    get_run_logger().info("%s", iteration_line(at.run, commit))
+    return commit
+
+
+async def finish_run(run: str, store: str, iterations: int) -> dict[str, Any]:
+    """Promotes the last adapter to a PEFT directory in the store, and says where it lies."""
+    at = await open_iteration(run, iterations, store)
+    uri = await asyncio.to_thread(promote_adapter, at.records.store, run, at.adapter)
+    get_run_logger().info("%s: adapter %s at %s", run, at.adapter.label, uri)
+    return {"run": run, "iterations": iterations, "adapter": at.adapter.to_json(), "uri": uri}

@@ -1,0 +1,45 @@
+"""Advantages, loss and optimizer step."""
+
+from prefect.states import State
+
+from lora_rl import cluster
+from lora_rl.store import StepRecord
+from tasks.context import Iteration
+from tasks.step import StepResult, bring_logs, run_step, step
+
+
+@step("train_step")
+async def train_step(at: Iteration, scored: StepRecord) -> State | StepRecord:
+    """One optimizer step of the adapter on the scored samples, from the state this iteration starts with."""
+    config = at.config
+    blob = scored.output("samples")
+
+    async def body() -> StepResult:
+        trainer = await cluster.trainer(config, at.model_path)
+        reply = await trainer.call_all(
+            "train_step",
+            deadline_s=config.deadlines.train_s,
+            store=at.store,
+            adapter=config.adapter,
+            start=at.state,
+            samples=blob,
+            algorithm=config.algorithm,
+            sampling=config.sampling,
+            seed=config.seed,
+        )
+        await bring_logs(trainer)
+        return StepResult(outputs={"state": reply.state}, metrics=reply.metrics, values={"stepped": reply.stepped})
+
+    return await run_step(
+        at,
+        "train_step",
+        inputs={"state": at.state.sha256, "samples": blob.sha256},
+        config={
+            "model": config.model.model_dump(mode="json"),
+            "adapter": config.adapter.model_dump(mode="json"),
+            "algorithm": config.algorithm.model_dump(mode="json"),
+            "trainer": config.trainer.model_dump(mode="json"),
+            "seed": config.seed,
+        },
+        body=body,
+    )
