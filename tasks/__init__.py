@@ -1,7 +1,7 @@
 """Prefect tasks: the thin seam between flows and lora_rl. Each resolves refs, calls actors and commits.
 
-step.py holds fingerprint, reuse and commit for all; context.py opens an iteration; run.py begins and ends a run; report.py makes artifacts;
-rollout, reward, train_step, export_adapter and hot_load are the five steps.
+step.py holds fingerprint, reuse and commit for all; context.py opens an iteration; run.py begins and ends a run;
+report.py makes artifacts; rollout, reward, train_step, export_adapter and hot_load are the five steps.
 """
 
 from tasks.context import START, Iteration, open_iteration

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_rl.config import RunConfig, StoreConfig
+from lora_rl.errors import ConfigError
 from lora_rl.models import resolve_model
-from lora_rl.store import AdapterRef, BlobRef, RunRecords, open_store
+from lora_rl.store import AdapterRef, ArtifactStore, BlobRef, RunRecords, open_store
 
 START = -1
 """Number under which the records before the first iteration stand."""
@@ -19,6 +20,7 @@ class Iteration:
     run: str
     n: int
     config: RunConfig
+    artifacts: ArtifactStore
     records: RunRecords
     model_path: Path
     state: BlobRef | None
@@ -42,13 +44,17 @@ async def open_iteration(run: str, n: int, store: str) -> Iteration:
 
 
 def _open_iteration(run: str, n: int, store: str) -> Iteration:
-    records = RunRecords(open_store(StoreConfig(uri=store)), run)
+    artifacts = open_store(StoreConfig(uri=store))
+    records = RunRecords(artifacts, run)
     config = records.config()
-    before = records.iteration_start(n)
+    before = None if n == START else records.iteration_commit(n - 1)
+    if n > 0 and before is None:
+        raise ConfigError(f"iteration {n}: iteration {n - 1} of {run} is not committed; run that first")
     return Iteration(
         run=run,
         n=n,
         config=config.model_copy(update={"store": StoreConfig(uri=store)}),
+        artifacts=artifacts,
         records=records,
         model_path=resolve_model(config.model.name),
         state=before and BlobRef.from_json(before["state"]),

@@ -60,12 +60,11 @@ async def new_adapter(at: Iteration) -> State | StepRecord:
 
     return await run_step(
         at,
-        "train_step",
+        "new_adapter",
         inputs={},
         config={
             "model": config.model.model_dump(mode="json"),
             "adapter": config.adapter.model_dump(mode="json"),
-            "seed": config.seed,
         },
         body=body,
     )

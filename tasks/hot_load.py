@@ -7,8 +7,9 @@ from prefect.states import Completed, State
 from lora_rl import cluster
 from lora_rl.cluster import ActorGroup
 from lora_rl.cluster.calls import call
-from lora_rl.engine import PublishReply, publish_metrics
+from lora_rl.engine import PublishReply
 from lora_rl.store import AdapterRef, StepRecord
+from lora_rl.tracking import publish_metrics
 from tasks.context import Iteration
 from tasks.step import StepResult, bring_logs, run_step, step
 
@@ -20,7 +21,9 @@ async def serve(at: Iteration, adapter: AdapterRef) -> tuple[ActorGroup, list[Pu
     """
     deadlines = at.config.deadlines
     engines = await cluster.engines(at.config, at.model_path)
-    serving = await asyncio.gather(*(call(engine.serving, deadline_s=deadlines.publish_s) for engine in engines.handles))
+    serving = await asyncio.gather(
+        *(call(engine.serving, deadline_s=deadlines.publish_s) for engine in engines.handles)
+    )
     missing = [
         engine
         for engine, versions in zip(engines.handles, serving, strict=True)

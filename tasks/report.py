@@ -6,12 +6,10 @@ from typing import Any
 
 from prefect.artifacts import acreate_image_artifact, acreate_markdown_artifact
 
-from lora_rl.data import read_samples
 from lora_rl.store import StepRecord
-from lora_rl.tracking import iteration_markdown, reward_curve_png, sample_table
+from lora_rl.tracking import iteration_markdown, reward_curve_png
 from tasks.context import Iteration
 
-SAMPLES_SHOWN = 8
 CURVE_EVERY = 5
 """Iterations between two drawings of the reward curve."""
 
@@ -23,10 +21,8 @@ def artifact_key(run: str, what: str) -> str:
 
 async def report_iteration(at: Iteration, commit: dict[str, Any], scored: StepRecord) -> None:
     """Artifacts of one iteration: its numbers, and some of its samples."""
-    blob = await asyncio.to_thread(at.records.store.get_blob, scored.output("samples"))
-    samples = await asyncio.to_thread(read_samples, blob)
     await acreate_markdown_artifact(
-        f"{iteration_markdown(at.run, commit)}\n\n{sample_table(samples, limit=SAMPLES_SHOWN)}",
+        f"{iteration_markdown(at.run, commit)}\n\n{scored.values['preview']}",
         key=artifact_key(at.run, "iteration"),
         description=f"{at.run}, iteration {at.n}",
     )
@@ -37,7 +33,9 @@ async def report_progress(run: str, history: list[dict[str, Any]], iterations: i
     done = len(history)
     if done % CURVE_EVERY and done < iterations:
         return
-    png = await asyncio.to_thread(reward_curve_png, history, title=run)
+    png = await asyncio.to_thread(
+        reward_curve_png, [commit["it"] for commit in history], [commit["reward_mean"] for commit in history], title=run
+    )
     await acreate_image_artifact(
         image_url="data:image/png;base64," + base64.b64encode(png).decode(),
         key=artifact_key(run, "reward-curve"),

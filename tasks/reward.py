@@ -20,7 +20,7 @@ async def reward(at: Iteration, samples: StepRecord) -> State | StepRecord:
             "grade", deadline_s=config.deadlines.reward_s, store=at.store, samples=blob, reward=config.reward
         )
         await bring_logs(rollouter)
-        return StepResult(outputs={"samples": reply.samples}, metrics=reply.metrics)
+        return StepResult(outputs={"samples": reply.samples}, metrics=reply.metrics, values={"preview": reply.preview})
 
     return await run_step(
         at,

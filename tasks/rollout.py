@@ -48,7 +48,6 @@ async def rollout(at: Iteration) -> State | StepRecord:
             "sampling": config.sampling.model_dump(mode="json"),
             "engine": config.engine.model_dump(mode="json"),
             "dynamic_sampling": dynamic_sampling and dynamic_sampling.model_dump(mode="json"),
-            "seed": config.seed,
             "version": at.adapter.label,
         },
         body=body,

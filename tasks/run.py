@@ -1,13 +1,12 @@
 """Where a run begins, what an iteration commits, and where a run ends."""
 
 import asyncio
-from datetime import UTC, datetime
 from typing import Any
 
 from prefect import get_run_logger
 
-from lora_rl.store import AdapterRef, promote_adapter
-from lora_rl.tracking import STEPS, check_declared, iteration_line
+from lora_rl.store import STEPS, AdapterRef, promote_adapter
+from lora_rl.tracking import check_declared, iteration_line
 from tasks.context import START, Iteration, open_iteration
 from tasks.export_adapter import export_adapter, exported, new_adapter
 
@@ -59,7 +58,6 @@ async def commit_iteration(at: Iteration, adapter: AdapterRef) -> dict[str, Any]
             step: {"state": "committed", "seconds": record.seconds, "executions": executions[step]}
             for step, record in steps.items()
         },
-        "committed": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
     commit = await asyncio.to_thread(at.records.commit_iteration, at.n, document)
     get_run_logger().info("%s", iteration_line(at.run, commit))
@@ -69,6 +67,6 @@ async def commit_iteration(at: Iteration, adapter: AdapterRef) -> dict[str, Any]
 async def finish_run(run: str, store: str, iterations: int) -> dict[str, Any]:
     """Promotes the last adapter to a PEFT directory in the store, and says where it lies."""
     at = await open_iteration(run, iterations, store)
-    uri = await asyncio.to_thread(promote_adapter, at.records.store, run, at.adapter)
+    uri = await asyncio.to_thread(promote_adapter, at.artifacts, run, at.adapter)
     get_run_logger().info("%s: adapter %s at %s", run, at.adapter.label, uri)
     return {"run": run, "iterations": iterations, "adapter": at.adapter.to_json(), "uri": uri}

@@ -5,7 +5,6 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from prefect import get_run_logger, task
@@ -16,7 +15,7 @@ from prefect.tasks import Task
 
 from lora_rl.cluster import ActorGroup
 from lora_rl.errors import ActorLost
-from lora_rl.store import BlobRef, StepRecord, fingerprint, package_versions
+from lora_rl.store import BlobRef, StepRecord, fingerprint, utc_now
 from tasks.context import Iteration
 
 RETRIES_AFTER_LOST_ACTOR = 2
@@ -69,7 +68,7 @@ async def run_step(
 ) -> State | StepRecord:
     """Runs `body` and commits what it made, or takes the committed record of the same inputs and config."""
     records = at.records
-    wanted = fingerprint(name, inputs, config)
+    wanted = fingerprint(name, inputs, config, at.config.seed)
     found = await asyncio.to_thread(records.step_record, at.n, name)
     if found is not None:
         if found.fingerprint == wanted and await asyncio.to_thread(records.valid, found):
@@ -77,7 +76,7 @@ async def run_step(
         get_run_logger().warning("%s: its record is of other inputs, or its outputs are gone; doing it again", name)
         await asyncio.to_thread(records.discard_step, at.n, name)
     attempt = await asyncio.to_thread(records.begin_attempt, at.n, name)
-    started, clock = datetime.now(UTC), time.monotonic()
+    started, clock = utc_now(), time.monotonic()
     result = await body()
     record = StepRecord(
         step=name,
@@ -86,10 +85,9 @@ async def run_step(
         outputs={key: ref.to_json() for key, ref in result.outputs.items()},
         metrics=dict(result.metrics),
         values=dict(result.values),
-        started=started.isoformat(timespec="milliseconds"),
+        started=started,
         seconds=round(time.monotonic() - clock, 3),
         attempt=attempt,
-        versions=package_versions(),
     )
     return await asyncio.to_thread(records.commit_step, at.n, record)
 

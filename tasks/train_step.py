@@ -39,7 +39,6 @@ async def train_step(at: Iteration, scored: StepRecord) -> State | StepRecord:
             "adapter": config.adapter.model_dump(mode="json"),
             "algorithm": config.algorithm.model_dump(mode="json"),
             "trainer": config.trainer.model_dump(mode="json"),
-            "seed": config.seed,
         },
         body=body,
     )

@@ -15,9 +15,9 @@ OBJECT_STORE_BYTES = 256 * 2**20
 
 
 def connect(address: str | None = None) -> str:
-    """Joins the cluster at `address` or $RAY_ADDRESS; without either starts one that ends with this process. Returns its address.
+    """Joins the cluster at `address` or $RAY_ADDRESS; without either starts one that ends with this process.
 
-    Raises ClusterError when there is no cluster at that address.
+    Returns its address. Raises ClusterError when there is no cluster at that address.
     """
     if ray.is_initialized():
         return ray.get_runtime_context().gcs_address

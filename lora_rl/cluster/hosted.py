@@ -1,4 +1,7 @@
-"""What may be called remotely: one host a role. A host imports its library only in its own process, so a driver stays light."""
+"""What may be called remotely: one host a role.
+
+A host imports its library only in its own process, so a driver stays light.
+"""
 
 from typing import Any
 

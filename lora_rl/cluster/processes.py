@@ -94,7 +94,7 @@ def free_port() -> int:
 
 
 def wait_for_http(server: Server, url: str, deadline_s: float) -> None:
-    """Waits until `url` answers 200. Raises ClusterError when the server ends first, DeadlineExceeded when it is too slow."""
+    """Waits until `url` answers 200. Raises ClusterError when the server ends, DeadlineExceeded when it is too slow."""
     give_up = time.monotonic() + deadline_s
     while time.monotonic() < give_up:
         if not server.alive:

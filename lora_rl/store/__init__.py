@@ -1,0 +1,33 @@
+"""The artifact store and the records in it. Importing this is cheap: no torch, ray, vllm, prefect or s3fs.
+
+artifact_store.py blobs and exclusive documents, over local_objects.py and s3_objects.py (s3_errors.py reads refusals);
+run_records.py the layout of a run; records.py a step's record and fingerprint; adapters.py PEFT directories;
+refs.py what passes between tasks; names.py, canonical.py, versions.py.
+"""
+
+from lora_rl.store.adapters import download_adapter, promote_adapter
+from lora_rl.store.artifact_store import ArtifactStore, open_store
+from lora_rl.store.canonical import canonical_json, sha256_of
+from lora_rl.store.names import check_name
+from lora_rl.store.records import STEPS, StepRecord, fingerprint, utc_now
+from lora_rl.store.refs import AdapterRef, BlobRef
+from lora_rl.store.run_records import RunRecords
+from lora_rl.store.versions import versions
+
+__all__ = [
+    "STEPS",
+    "AdapterRef",
+    "ArtifactStore",
+    "BlobRef",
+    "RunRecords",
+    "StepRecord",
+    "canonical_json",
+    "check_name",
+    "download_adapter",
+    "fingerprint",
+    "open_store",
+    "promote_adapter",
+    "sha256_of",
+    "utc_now",
+    "versions",
+]

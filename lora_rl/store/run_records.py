@@ -1,0 +1,168 @@
+"""The records of one run: its config, each step's commit, each iteration's commit.
+
+runs/<run>/run.json                            config and versions; written once
+runs/<run>/start/<step>.json                   what precedes the first iteration
+runs/<run>/it00012/<step>.json                 a step's commit
+runs/<run>/it00012/attempts/<step>-<n>.json    the n-th execution of a step began
+runs/<run>/it00012/COMMIT.json                 the iteration's commit; these have no gaps
+runs/<run>/starts/<flow-run id>.json           the iteration a flow run began with
+"""
+
+import uuid
+from typing import Any
+
+from lora_rl.config import RunConfig, differences
+from lora_rl.config.run import NOT_PART_OF_THE_RESULT
+from lora_rl.errors import CommitConflict, ConfigError, StoreError
+from lora_rl.store.artifact_store import ArtifactStore
+from lora_rl.store.canonical import canonical_json
+from lora_rl.store.names import check_name
+from lora_rl.store.records import StepRecord, utc_now
+from lora_rl.store.refs import BlobRef
+from lora_rl.store.versions import versions
+
+
+class RunRecords:
+    """Reads and commits the records of `run`. An iteration `it` of None or -1 is the start of the run."""
+
+    def __init__(self, store: ArtifactStore, run: str):
+        self._store = store
+        self._run = f"runs/{check_name('run name', run)}"
+        self._committed = 0  # iterations below are known to be committed; commits are never taken back
+
+    def create_run(self, config: dict[str, Any], sha256: str) -> dict[str, Any]:
+        """The run's document; written now if there is none. `sha256` is the digest of what decides the result.
+
+        Raises ConfigError, with each difference, where the run was made with a config of another digest.
+        """
+        ours = {"config": config, "config_sha256": sha256, "created": utc_now(), "versions": versions()}
+        stored = self._store.create(f"{self._run}/run.json", ours)
+        if stored["config_sha256"] != sha256:
+            lines = differences(_deciding(config), _deciding(stored["config"]))
+            raise ConfigError(
+                f"run {self._run.removeprefix('runs/')}: exists with another config (stored -> given)\n"
+                + "\n".join(f"  {line}" for line in lines)
+                + "\nuse another --run-name, or the config that the run was made with"
+            )
+        return stored
+
+    def run_document(self) -> dict[str, Any] | None:
+        """{config, config_sha256, created, versions}; None where the run does not exist."""
+        return self._store.read(f"{self._run}/run.json")
+
+    def config(self) -> RunConfig:
+        """The config that the run was made with. Raises ConfigError where there is no such run."""
+        document = self.run_document()
+        if document is None:
+            raise ConfigError(f"run {self._run.removeprefix('runs/')}: not in the store {self._store.uri()}")
+        return RunConfig.model_validate(document["config"])
+
+    def step_record(self, it: int | None, step: str) -> StepRecord | None:
+        """The step's commit record, if there is one. `valid` tells whether it can be relied on."""
+        doc = self._store.read(self._step_key(it, step))
+        return StepRecord.from_json(doc) if doc else None
+
+    def valid(self, record: StepRecord) -> bool:
+        """Whether every output is in the store with its size."""
+        return all(self._store.has_blob(BlobRef.from_json(output)) for output in record.outputs.values())
+
+    def commit_step(self, it: int | None, record: StepRecord) -> StepRecord:
+        """Commits `record`, or adopts the one that another writer committed with the same fingerprint.
+
+        Raises CommitConflict if the fingerprints differ, StoreError if an output of `record` is not in the store.
+        """
+        key = self._step_key(it, record.step)
+        if not self.valid(record):
+            raise StoreError(f"{self._store.uri(key)}: an output is missing from the store; put all before the commit")
+        stored = StepRecord.from_json(self._store.create(key, record.to_json()))
+        if stored.fingerprint != record.fingerprint:
+            raise CommitConflict(
+                f"{self._store.uri(key)}: committed with fingerprint {stored.fingerprint[:12]}, ours is "
+                f"{record.fingerprint[:12]} ({_what_differs(stored, record)}); "
+                "use another --run-name, or delete this record and those of all later steps"
+            )
+        if self.valid(stored):
+            return stored
+        self._store.replace(key, record.to_json())  # its outputs were lost
+        return record
+
+    def discard_step(self, it: int, step: str) -> None:
+        """Takes back the record of a step that is to be done again. Raises CommitConflict once the iteration is committed."""
+        if self.iteration_commit(it) is not None:
+            raise CommitConflict(f"iteration {it}: is committed, its steps are final; use another --run-name")
+        self._store.delete(self._step_key(it, step))
+
+    def begin_attempt(self, it: int | None, step: str) -> int:
+        """Counts an execution of the step, whatever becomes of it, and returns its number from 1 up."""
+        marker = {"id": uuid.uuid4().hex, "started": utc_now()}
+        attempt = 1
+        while self._store.create(self._attempt_key(it, step, attempt), marker) != marker:
+            attempt += 1
+        return attempt
+
+    def attempts(self, it: int | None, step: str) -> int:
+        """Executions of the step that were begun."""
+        attempt = 0
+        while self._store.read(self._attempt_key(it, step, attempt + 1)):
+            attempt += 1
+        return attempt
+
+    def commit_iteration(self, it: int, doc: dict[str, Any]) -> dict[str, Any]:
+        """Commits the iteration with `doc` and the time. Idempotent; the document that is there comes back.
+
+        Raises CommitConflict if another document is there, StoreError if the iteration before is not committed.
+        """
+        if it > 0 and self.iteration_commit(it - 1) is None:
+            raise StoreError(f"iteration {it}: iteration {it - 1} is not committed; commit iterations in their order")
+        stored = self._store.create(self._commit_key(it), {**doc, "committed": utc_now()})
+        if canonical_json({**stored, "committed": None}) != canonical_json({**doc, "committed": None}):
+            raise CommitConflict(
+                f"{self._store.uri(self._commit_key(it))}: another document was committed "
+                f"({'; '.join(differences(doc, stored))}); use another --run-name"
+            )
+        return stored
+
+    def iteration_commit(self, it: int) -> dict[str, Any] | None:
+        """The iteration's commit, if there is one."""
+        return self._store.read(self._commit_key(it))
+
+    def first_uncommitted(self, start: int = 0) -> int:
+        """The first iteration from `start` on without a commit. Reads in the order of log(iterations) documents."""
+        low = max(start, self._committed)
+        high, stride = low, 1
+        while self.iteration_commit(high):
+            low, high, stride = high + 1, high + 1 + stride, stride * 2
+        while low < high:
+            middle = (low + high) // 2
+            if self.iteration_commit(middle):
+                low = middle + 1
+            else:
+                high = middle
+        if low > start:
+            self._committed = low
+        return low
+
+    def pin_start(self, flow_run_id: str, it: int) -> int:
+        """The iteration that this flow run began with: `it` at the first call, and that one ever after."""
+        return self._store.create(f"{self._run}/starts/{check_name('flow run', flow_run_id)}.json", {"it": it})["it"]
+
+    def _folder(self, it: int | None) -> str:
+        return f"{self._run}/start" if it is None or it == -1 else f"{self._run}/it{it:05d}"
+
+    def _step_key(self, it: int | None, step: str) -> str:
+        return f"{self._folder(it)}/{check_name('step', step)}.json"
+
+    def _attempt_key(self, it: int | None, step: str, attempt: int) -> str:
+        return f"{self._folder(it)}/attempts/{check_name('step', step)}-{attempt}.json"
+
+    def _commit_key(self, it: int) -> str:
+        return f"{self._folder(it)}/COMMIT.json"
+
+
+def _deciding(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in NOT_PART_OF_THE_RESULT}
+
+
+def _what_differs(stored: StepRecord, ours: StepRecord) -> str:
+    inputs = differences(ours.inputs, stored.inputs)
+    return "inputs " + "; ".join(inputs) if inputs else "same inputs: config, seed or code differ"

@@ -1,0 +1,43 @@
+"""An iteration in a line, and as a page."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lora_rl.engine import PublishReply
+from lora_rl.store import STEPS
+
+
+def iteration_line(run: str, commit: dict[str, Any]) -> str:
+    """The iteration's numbers in fixed columns, for logs."""
+    metrics, steps = commit["metrics"], commit["steps"]
+    seconds = " ".join(f"{step} {steps[step]['seconds']:6.1f}s" for step in STEPS)
+    mismatch = metrics.get("mismatch/logp_abs/mean", float("nan"))
+    return f"{run} it {commit['it']:4d}  reward {commit['reward_mean']:7.3f}  |Δlogp| {float(mismatch):.4f}  {seconds}"
+
+
+def iteration_markdown(run: str, commit: dict[str, Any]) -> str:
+    """Steps and metrics as two tables."""
+    steps = "\n".join(
+        f"| {name} | {step['seconds']:.2f} | {step['executions']} |" for name, step in commit["steps"].items()
+    )
+    metrics = "\n".join(f"| {name} | {float(value):.5g} |" for name, value in sorted(commit["metrics"].items()))
+    adapter = commit["adapter"]
+    return (
+        f"## {run}, iteration {commit['it']}\n\n"
+        f"Adapter `{adapter['name']}@{adapter['version']}`, weights `{adapter['weights']['sha256'][:12]}`.\n\n"
+        f"| step | seconds | executions |\n| --- | ---: | ---: |\n{steps}\n\n"
+        f"| metric | value |\n| --- | ---: |\n{metrics}"
+    )
+
+
+def publish_metrics(replies: Sequence[PublishReply]) -> dict[str, float]:
+    """The slowest replica by stage, and the largest error of the probe."""
+    if not replies:
+        return {}
+    stages = {
+        f"publish/{stage}_s": max(reply.seconds[stage] for reply in replies) for stage in ("read", "load", "probe")
+    }
+    return stages | {
+        "publish/probe_error/max": max(reply.probe_error for reply in replies),
+        "publish/probe_effect/max": max(reply.probe_effect for reply in replies),
+    }

@@ -1,0 +1,79 @@
+"""A workstation that outlives the drivers killed on it, and runs to compare with."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_rl.cluster import workstation
+from lora_rl.cluster.processes import free_port
+from lora_rl.config import load_config
+from lora_rl.store import RunRecords, open_store
+
+ROOT = Path(__file__).parents[2]
+ITERATIONS = 2
+
+
+@pytest.fixture(scope="session")
+def cluster_environment(s3_store_uri: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Environment of a process that is a client of a Prefect server and a Ray head, both up for the session."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("LORA_RL_HOME", "PREFECT_HOME"):
+            patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))
+        station = workstation.up(ray_port=free_port(), prefect_port=free_port())
+        try:
+            yield {**os.environ, "RAY_ADDRESS": station.ray_address, "PREFECT_API_URL": station.prefect_api_url}
+        finally:
+            workstation.down()
+
+
+@pytest.fixture
+def drive(cluster_environment: dict[str, str]) -> Callable[..., int]:
+    """Runs a driver process to its end, or to the kill point given; returns its exit status."""
+
+    def drive(run: str, store: str, *kill: str) -> int:
+        command = [sys.executable, "-m", "tests.resume.driver", run, store, str(ITERATIONS), *kill]
+        done = subprocess.run(
+            command, env=cluster_environment, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+        )
+        expected = -signal.SIGKILL if kill else 0
+        assert done.returncode == expected, f"{done.returncode} {kill}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        return done.returncode
+
+    return drive
+
+
+def new_run(run: str, store: str) -> RunRecords:
+    """A run of examples/tiny.yaml, recorded and not begun."""
+    config = load_config(ROOT / "examples" / "tiny.yaml", [f"run_name={run}", f"store.uri={store}"])
+    records = RunRecords(open_store(config.store), run)
+    records.create_run(config.model_dump(mode="json"), config.sha256)
+    return records
+
+
+def results(records: RunRecords) -> list[dict[str, Any]]:
+    """What each iteration made, by digest."""
+    commits = [records.iteration_commit(it) for it in range(ITERATIONS)]
+    return [
+        {what: commit[what]["sha256"] for what in ("state", "samples")}
+        | {"adapter": commit["adapter"]["weights"]["sha256"]}
+        for commit in commits
+        if commit
+    ]
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(
+    cluster_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """Digests of a run that nothing disturbed."""
+    store = f"file://{tmp_path_factory.mktemp('uninterrupted')}"
+    records = new_run("uninterrupted", store)
+    command = [sys.executable, "-m", "tests.resume.driver", "uninterrupted", store, str(ITERATIONS)]
+    subprocess.run(command, env=cluster_environment, cwd=ROOT, check=True, timeout=280)
+    return results(records)
