@@ -87,7 +87,7 @@ class RunRecords:
         return record
 
     def discard_step(self, it: int, step: str) -> None:
-        """Takes back the record of a step that is to be done again. Raises CommitConflict once the iteration is committed."""
+        """Takes back the record of a step to be done again. Raises CommitConflict once the iteration is committed."""
         if self.iteration_commit(it) is not None:
             raise CommitConflict(f"iteration {it}: is committed, its steps are final; use another --run-name")
         self._store.delete(self._step_key(it, step))

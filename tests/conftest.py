@@ -1,0 +1,41 @@
+"""Fixtures for what is started and stopped; once a session where starting is slow."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.s3 import BUCKET, S3Process, moto, seaweedfs
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Process]:
+    """A running seaweedfs; `environment` says how to reach it."""
+    server = seaweedfs(tmp_path_factory.mktemp("seaweedfs"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_store_uri(s3_server: S3Process) -> Iterator[str]:
+    """`store.uri` of a bucket on a real S3 server; the AWS variables are set for the rest of the session."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        for name, value in s3_server.environment.items():
+            patch.setenv(name, value)
+        yield f"s3://{BUCKET}/session"
+
+
+@pytest.fixture(scope="session")
+def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Process]:
+    """A running moto; `environment` says how to reach it."""
+    server = moto(tmp_path_factory.mktemp("moto"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
