@@ -1,18 +1,20 @@
 """The deployments of a workstation: `train`, one at a time on a cluster, and `iteration`."""
 
-from prefect import serve
+import asyncio
+
+from prefect import aserve
 
 from flows.iteration import iteration
 from flows.train import train
 
 
-def main() -> None:
+async def serve_all() -> None:
     """Serves both until ended."""
-    serve(
-        train.to_deployment("train", concurrency_limit=1, description="Run or resume an RL run, by its name."),
-        iteration.to_deployment("iteration", concurrency_limit=1, description="One iteration of a run, by its number."),
+    await aserve(
+        await train.ato_deployment("train", concurrency_limit=1, description="Run or resume an RL run, by its name."),
+        await iteration.ato_deployment("iteration", concurrency_limit=1, description="One iteration of a run."),
     )
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(serve_all())

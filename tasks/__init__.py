@@ -4,7 +4,7 @@ step.py holds fingerprint, reuse and commit for all; context.py opens an iterati
 report.py makes artifacts; rollout, reward, train_step, export_adapter and hot_load are the five steps.
 """
 
-from tasks.context import START, Iteration, open_iteration
+from tasks.context import START, Iteration, Start, open_iteration
 from tasks.export_adapter import export_adapter, exported, new_adapter
 from tasks.hot_load import hot_load
 from tasks.report import report_iteration, report_progress
@@ -16,6 +16,7 @@ from tasks.train_step import train_step
 __all__ = [
     "START",
     "Iteration",
+    "Start",
     "begin_run",
     "commit_iteration",
     "export_adapter",

@@ -1,8 +1,9 @@
-"""What an iteration starts from: refs only, read from the store."""
+"""What a step starts from: refs only, read from the store."""
 
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lora_rl.config import RunConfig, StoreConfig
 from lora_rl.errors import ConfigError
@@ -14,50 +15,69 @@ START = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Iteration:
-    """One iteration of a run, and where it starts."""
+class Start:
+    """A run before its first iteration."""
 
     run: str
-    n: int
+    n: int = START
     config: RunConfig
     artifacts: ArtifactStore
     records: RunRecords
     model_path: Path
-    state: BlobRef | None
-    """Train state after the iteration before; None before the first."""
-    adapter: AdapterRef | None
-    """Adapter exported by the iteration before; None before the first."""
-    position: int
-    """Rows of the prompt source consumed so far."""
 
     @property
     def store(self) -> StoreConfig:
         return self.config.store
 
     def __repr__(self) -> str:
-        return f"{self.run}/it{self.n}"
+        return f"{self.run}/{'start' if self.n == START else f'it{self.n}'}"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Iteration(Start):
+    """One iteration of a run, and what the one before it committed."""
+
+    state: BlobRef
+    """Train state."""
+    adapter: AdapterRef
+    """The same as a PEFT adapter."""
+    position: int
+    """Rows of the prompt source consumed so far."""
+
+
+async def open_start(run: str, store: str) -> Start:
+    """`run` in the store at the URI `store`."""
+    return await asyncio.to_thread(lambda: Start(**_opened(run, store)))
 
 
 async def open_iteration(run: str, n: int, store: str) -> Iteration:
-    """Iteration `n` of `run` in the store at the URI `store`, starting where iteration n - 1 was committed."""
+    """Iteration `n` of `run`. Raises ConfigError where the one before it is not committed."""
     return await asyncio.to_thread(_open_iteration, run, n, store)
 
 
 def _open_iteration(run: str, n: int, store: str) -> Iteration:
-    artifacts = open_store(StoreConfig(uri=store))
-    records = RunRecords(artifacts, run)
-    config = records.config()
-    before = None if n == START else records.iteration_commit(n - 1)
-    if n > 0 and before is None:
-        raise ConfigError(f"iteration {n}: iteration {n - 1} of {run} is not committed; run that first")
+    opened = _opened(run, store)
+    before = opened["records"].iteration_commit(n - 1)
+    if before is None:
+        raise ConfigError(f"iteration {n} of {run}: the one before it is not committed; run that first")
     return Iteration(
-        run=run,
+        **opened,
         n=n,
-        config=config.model_copy(update={"store": StoreConfig(uri=store)}),
-        artifacts=artifacts,
-        records=records,
-        model_path=resolve_model(config.model.name),
-        state=before and BlobRef.from_json(before["state"]),
-        adapter=before and AdapterRef.from_json(before["adapter"]),
-        position=before["position"] if before else 0,
+        state=BlobRef.from_json(before["state"]),
+        adapter=AdapterRef.from_json(before["adapter"]),
+        position=before["position"],
     )
+
+
+def _opened(run: str, store: str) -> dict[str, Any]:
+    where = StoreConfig(uri=store)
+    artifacts = open_store(where)
+    records = RunRecords(artifacts, run)
+    config = records.config().model_copy(update={"store": where})
+    return {
+        "run": run,
+        "config": config,
+        "artifacts": artifacts,
+        "records": records,
+        "model_path": resolve_model(config.model.name),
+    }

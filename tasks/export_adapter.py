@@ -1,15 +1,15 @@
 """The adapter as others can load it."""
 
-from prefect.states import State
+from prefect.client.schemas.objects import State
 
 from lora_rl import cluster
 from lora_rl.store import AdapterRef, BlobRef, StepRecord
-from tasks.context import Iteration
+from tasks.context import Start
 from tasks.step import StepResult, bring_logs, run_step, step
 
 
 @step("export_adapter")
-async def export_adapter(at: Iteration, trained: StepRecord) -> State | StepRecord:
+async def export_adapter(at: Start, trained: StepRecord) -> State | StepRecord:
     """The trained state as a PEFT directory, with the trainer's probe that the engine checks itself against."""
     config = at.config
     state = trained.output("state")
@@ -43,7 +43,7 @@ async def export_adapter(at: Iteration, trained: StepRecord) -> State | StepReco
 
 
 @step("new_adapter")
-async def new_adapter(at: Iteration) -> State | StepRecord:
+async def new_adapter(at: Start) -> State | StepRecord:
     """The state that the first iteration starts from: a fresh adapter, or the one that the config names."""
     config = at.config
 
@@ -70,7 +70,7 @@ async def new_adapter(at: Iteration) -> State | StepRecord:
     )
 
 
-def exported(at: Iteration, record: StepRecord) -> AdapterRef:
+def exported(at: Start, record: StepRecord) -> AdapterRef:
     """The adapter that an export step recorded."""
     files: dict[str, BlobRef] = {file: record.output(file) for file in ("weights", "config", "probe")}
     return AdapterRef(name=at.config.adapter.name, version=at.n + 1, **files)

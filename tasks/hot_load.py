@@ -2,7 +2,8 @@
 
 import asyncio
 
-from prefect.states import Completed, State
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from lora_rl import cluster
 from lora_rl.cluster import ActorGroup

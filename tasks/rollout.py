@@ -1,6 +1,6 @@
 """Samples drawn under the current adapter."""
 
-from prefect.states import State
+from prefect.client.schemas.objects import State
 
 from lora_rl import cluster
 from lora_rl.store import StepRecord

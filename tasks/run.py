@@ -7,25 +7,29 @@ from prefect import get_run_logger
 
 from lora_rl.store import STEPS, AdapterRef, promote_adapter
 from lora_rl.tracking import check_declared, iteration_line
-from tasks.context import START, Iteration, open_iteration
+from tasks.context import START, Iteration, Start, open_iteration, open_start
 from tasks.export_adapter import export_adapter, exported, new_adapter
 
 
-async def begin_run(run: str, store: str, iterations: int, flow_run_id: str) -> tuple[int, list[dict[str, Any]]]:
+async def begin_run(run: str, store: str, iterations: int, flow_run_id: str | None) -> tuple[int, list[dict[str, Any]]]:
     """The first iteration to do and the commits before it; makes the adapter that a fresh run starts from.
 
     The first iteration is pinned to the flow run: on a retry from the UI Prefect matches subflows by their position.
     """
-    at = await open_iteration(run, START, store)
+    at = await open_start(run, store)
     first = await asyncio.to_thread(at.records.first_uncommitted)
-    first = await asyncio.to_thread(at.records.pin_start, flow_run_id, first)
+    if flow_run_id is not None:
+        first = await asyncio.to_thread(at.records.pin_start, flow_run_id, first)
     if first == 0:
         await commit_start(at)
-    history = [await asyncio.to_thread(at.records.iteration_commit, n) for n in range(min(first, iterations))]
-    return first, history
+    return first, await asyncio.to_thread(_commits, at, min(first, iterations))
 
 
-async def commit_start(at: Iteration) -> dict[str, Any]:
+def _commits(at: Start, count: int) -> list[dict[str, Any]]:
+    return [commit for n in range(count) if (commit := at.records.iteration_commit(n))]
+
+
+async def commit_start(at: Start) -> dict[str, Any]:
     """The state and adapter, version 0, that the first iteration starts from."""
     if (committed := await asyncio.to_thread(at.records.iteration_commit, START)) is not None:
         return committed
@@ -37,10 +41,16 @@ async def commit_start(at: Iteration) -> dict[str, Any]:
 
 async def commit_iteration(at: Iteration, adapter: AdapterRef) -> dict[str, Any]:
     """The iteration's COMMIT: refs that the next one starts from, and the numbers of all steps."""
-    if (committed := await asyncio.to_thread(at.records.iteration_commit, at.n)) is not None:
-        return committed
-    steps = {step: await asyncio.to_thread(at.records.step_record, at.n, step) for step in STEPS}
-    executions = {step: await asyncio.to_thread(at.records.attempts, at.n, step) for step in STEPS}
+    commit = await asyncio.to_thread(at.records.iteration_commit, at.n)
+    if commit is None:
+        commit = await asyncio.to_thread(_commit_iteration, at, adapter)
+        get_run_logger().info("%s", iteration_line(at.run, commit))
+    return commit
+
+
+def _commit_iteration(at: Iteration, adapter: AdapterRef) -> dict[str, Any]:
+    steps = {step: record for step in STEPS if (record := at.records.step_record(at.n, step))}
+    executions = {step: at.records.attempts(at.n, step) for step in STEPS}
     metrics: dict[str, float] = {}
     for step, record in steps.items():
         metrics |= record.metrics
@@ -59,9 +69,7 @@ async def commit_iteration(at: Iteration, adapter: AdapterRef) -> dict[str, Any]
             for step, record in steps.items()
         },
     }
-    commit = await asyncio.to_thread(at.records.commit_iteration, at.n, document)
-    get_run_logger().info("%s", iteration_line(at.run, commit))
-    return commit
+    return at.records.commit_iteration(at.n, document)
 
 
 async def finish_run(run: str, store: str, iterations: int) -> dict[str, Any]:

@@ -5,18 +5,21 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import TaskRun
-from prefect.states import Completed, State
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.states import Completed
 from prefect.tasks import Task
 
 from lora_rl.cluster import ActorGroup
 from lora_rl.errors import ActorLost
 from lora_rl.store import BlobRef, StepRecord, fingerprint, utc_now
-from tasks.context import Iteration
+from tasks.context import Start
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 RETRIES_AFTER_LOST_ACTOR = 2
 
@@ -35,10 +38,10 @@ class StepResult:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-def step(name: str) -> Callable:
+def step(name: str) -> Callable[[Callable[P, Awaitable[State | T]]], Callable[P, Awaitable[T]]]:
     """A Prefect task whose caller gets the outcome itself, also where the run ended as Reused or InSync."""
 
-    def decorate(body: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def decorate(body: Callable[P, Awaitable[State | T]]) -> Callable[P, Awaitable[T]]:
         run = task(
             name=name,
             task_run_name=name,
@@ -49,8 +52,8 @@ def step(name: str) -> Callable:
         )(body)
 
         @functools.wraps(body)
-        async def call(*arguments: Any) -> Any:
-            outcome = await run(*arguments)
+        async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            outcome: Any = await run(*args, **kwargs)
             return await outcome.aresult() if isinstance(outcome, State) else outcome
 
         return call
@@ -59,7 +62,7 @@ def step(name: str) -> Callable:
 
 
 async def run_step(
-    at: Iteration,
+    at: Start,
     name: str,
     *,
     inputs: Mapping[str, str],

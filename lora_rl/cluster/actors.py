@@ -8,11 +8,12 @@ import hashlib
 import json
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+import ray.util
 from ray.actor import ActorHandle
 
 from lora_rl.cluster.calls import call
@@ -27,7 +28,7 @@ class ActorGroup:
     """Actors of one role. `call_all` is for ranks that meet in collectives: when one fails, none is left waiting."""
 
     role: str
-    handles: list[ActorHandle]
+    handles: Sequence[ActorHandle]
     log_positions: dict[int, int] = field(default_factory=dict)
 
     async def call_first(self, method: str, *, deadline_s: float, **arguments: Any) -> Any:
@@ -80,36 +81,31 @@ def find_or_start(
     identity: Mapping[str, Any],
     num_gpus: float = 0,
     concurrency: int | None = None,
-) -> tuple[ActorGroup, bool]:
-    """The group of `count` actors of `role` made from `identity`, and whether it was started here.
+) -> ActorGroup:
+    """The group of `count` actors of `role` made from `identity`; started where one of them is missing.
 
     Actors of the role made from anything else are ended first: one run uses a cluster at a time, and memory is short.
     """
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
     names = [f"{role}-{rank}-{digest}" for rank in range(count)]
-    present = {
-        entry["name"]
-        for entry in ray.util.list_named_actors(all_namespaces=True)
-        if entry["namespace"] == NAMESPACE and entry["name"].startswith(f"{role}-")
-    }
-    if set(names) <= present:
-        handles = [_find(name) for name in names]
-        if all(handle is not None for handle in handles):
-            return ActorGroup(role, handles), False
+    present = {name for name in ray.util.list_named_actors() if str(name).startswith(f"{role}-")}
+    found = [handle for name in names if name in present and (handle := _find(name))]
+    if len(found) == count:
+        return ActorGroup(role, found)
     for name in present:
         logger.info("ending actor %s: not part of %s", name, digest)
-        end_actor(name)
+        end_actor(str(name))
     options: dict[str, Any] = {"namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0, "num_gpus": num_gpus}
     if concurrency:
         options["max_concurrency"] = concurrency
     remote_class = ray.remote(host)
-    handles = [
+    handles: list[Any] = [
         remote_class.options(name=name, get_if_exists=True, **options).remote(
             **arguments, **({"rank": rank, "world_size": count} if per_rank else {})
         )
         for rank, name in enumerate(names)
     ]
-    return ActorGroup(role, handles), True
+    return ActorGroup(role, handles)
 
 
 def _find(name: str) -> ActorHandle | None:

@@ -26,7 +26,7 @@ async def engines(config: RunConfig, model_path: Path) -> ActorGroup:
         "max_rank": config.engine_max_rank,
         "slots": config.trainer.slots,
     }
-    group, _ = find_or_start(
+    group = find_or_start(
         "engine", EngineHost, arguments, count=config.engine.replicas, identity=identity, concurrency=ASYNC_CALLS
     )
     return await started(group, deadline_s=config.deadlines.start_s)
@@ -41,7 +41,7 @@ async def trainer(config: RunConfig, model_path: Path) -> ActorGroup:
     }
     arguments = {"model_path": str(model_path), "dtype": config.model.dtype, "trainer": config.trainer}
     count = config.trainer.tensor_parallel
-    group, _ = find_or_start("trainer", TrainerHost, arguments, count=count, per_rank=True, identity=identity)
+    group = find_or_start("trainer", TrainerHost, arguments, count=count, per_rank=True, identity=identity)
     rendezvous = free_rendezvous() if count > 1 else None
     return await started(group, deadline_s=config.deadlines.start_s, rendezvous=rendezvous)
 
@@ -49,7 +49,7 @@ async def trainer(config: RunConfig, model_path: Path) -> ActorGroup:
 async def rollouter(config: RunConfig, model_path: Path) -> ActorGroup:
     """The actor that draws prompts, collects answers and runs the graders."""
     arguments = {"model_path": str(model_path)}
-    group, _ = find_or_start(
+    group = find_or_start(
         "rollout", RolloutHost, arguments, identity={"model": str(model_path)}, concurrency=ASYNC_CALLS
     )
     return await started(group, deadline_s=config.deadlines.start_s)

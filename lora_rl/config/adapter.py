@@ -14,31 +14,31 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0
 class OptimizerConfig(Section):
     """AdamW with its own step clock per adapter."""
 
-    lr: float = Field(1e-4, gt=0)
+    lr: float = Field(default=1e-4, gt=0)
     """Peak learning rate. For LoRA about ten times that of full fine-tuning."""
 
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the decay after the warm-up."""
 
-    warmup_samples: int = Field(0, ge=0)
+    warmup_samples: int = Field(default=0, ge=0)
     """Samples over which the rate rises linearly from 0 to `lr`."""
 
-    decay_samples: int | None = Field(None, gt=0)
+    decay_samples: int | None = Field(default=None, gt=0)
     """Samples after which `linear` and `cosine` reach `min_lr_ratio`; required by both."""
 
-    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
     """Final learning rate over `lr`."""
 
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of the first and second moment."""
 
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
 
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
 
-    clip_grad_norm: float | None = Field(1.0, gt=0)
+    clip_grad_norm: float | None = Field(default=1.0, gt=0)
     """Limit of the adapter's gradient norm; null for none."""
 
 
@@ -49,16 +49,16 @@ class AdapterConfig(Section):
     type: Literal["canonical_lora", "lora"] = "canonical_lora"
     """`canonical_lora`: one A and B for each projection, as in PEFT. `lora`: A shared inside fused qkv and gate-up."""
 
-    rank: int = Field(32, gt=0)
+    rank: int = Field(default=32, gt=0)
     """Rank R of the update."""
 
-    alpha: float = Field(32.0, gt=0)
+    alpha: float = Field(default=32.0, gt=0)
     """The update is scaled by alpha / rank (by alpha / sqrt(rank) with `rslora`)."""
 
     rslora: bool = False
     """Rank-stabilised scaling (arXiv:2312.03732)."""
 
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the input of A during training."""
 
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"

@@ -36,13 +36,13 @@ class ClippedLoss(Section):
     """PPO's clipped surrogate on each token."""
 
     type: Literal["clipped"] = "clipped"
-    eps_low: float = Field(0.2, gt=0, lt=1)
+    eps_low: float = Field(default=0.2, gt=0, lt=1)
     """The ratio is clipped below at 1 - eps_low."""
 
-    eps_high: float | None = Field(None, gt=0)
+    eps_high: float | None = Field(default=None, gt=0)
     """The ratio is clipped above at 1 + eps_high; null takes `eps_low` (DAPO: 0.28)."""
 
-    dual_clip: float | None = Field(None, gt=1)
+    dual_clip: float | None = Field(default=None, gt=1)
     """Bound c of the loss for negative advantages (arXiv:1912.09729); null for none."""
 
 
@@ -50,10 +50,10 @@ class GspoLoss(Section):
     """Sequence-level ratio (arXiv:2507.18071)."""
 
     type: Literal["gspo"] = "gspo"
-    eps_low: float = Field(3e-4, gt=0, lt=1)
+    eps_low: float = Field(default=3e-4, gt=0, lt=1)
     """The sequence ratio is clipped below at 1 - eps_low."""
 
-    eps_high: float | None = Field(4e-4, gt=0)
+    eps_high: float | None = Field(default=4e-4, gt=0)
     """The sequence ratio is clipped above at 1 + eps_high; null takes `eps_low`."""
 
 
@@ -61,10 +61,10 @@ class CispoLoss(Section):
     """Clipped importance weight on REINFORCE (arXiv:2506.13585)."""
 
     type: Literal["cispo"] = "cispo"
-    eps_low: float = Field(1.0, gt=0, le=1)
+    eps_low: float = Field(default=1.0, gt=0, le=1)
     """The weight is clipped below at 1 - eps_low."""
 
-    eps_high: float = Field(4.0, gt=0)
+    eps_high: float = Field(default=4.0, gt=0)
     """The weight is clipped above at 1 + eps_high."""
 
 
@@ -87,10 +87,10 @@ class KlConfig(Section):
 class DynamicSampling(Section):
     """DAPO's filter (arXiv:2503.14476): groups with equal rewards are replaced by fresh ones."""
 
-    max_rounds: int = Field(4, gt=0)
+    max_rounds: int = Field(default=4, gt=0)
     """Rounds of sampling after which the run stops with the reason."""
 
-    min_reward_std: float = Field(1e-8, ge=0)
+    min_reward_std: float = Field(default=1e-8, ge=0)
     """Groups whose reward deviation is at or below this are dropped."""
 
 
@@ -102,22 +102,22 @@ class AlgorithmConfig(Section):
     """Policy loss of each token."""
 
     aggregation: Literal["token_mean", "sample_mean", "constant"] = "token_mean"
-    """Mean over all tokens of the batch (DAPO), mean over samples of their token means (GRPO), or sum over `max_response_tokens` (Dr. GRPO)."""
+    """Mean over all tokens (DAPO), over samples of token means (GRPO), or sum over `max_response_tokens` (Dr. GRPO)."""
 
     old_logp: Literal["rollout", "recompute"] = "rollout"
     """Log-probabilities in the ratio's denominator: the engine's, or the trainer's own from before the step."""
 
-    tis_clip: float | None = Field(2.0, gt=0)
-    """Truncated importance sampling: bound of exp(logp_old - logp_rollout). Only acts with `old_logp: recompute`; null for none."""
+    tis_clip: float | None = Field(default=2.0, gt=0)
+    """Truncated importance sampling, bound of exp(logp_old - logp_rollout) with `old_logp: recompute`; null for none."""
 
     kl: KlConfig | None = None
     """Penalty on the distance to the base; null for none."""
 
-    entropy_coefficient: float = Field(0.0, ge=0)
+    entropy_coefficient: float = Field(default=0.0, ge=0)
     """Factor of the entropy bonus."""
 
     dynamic_sampling: DynamicSampling | None = None
     """Replace groups with equal rewards; null keeps them (they have no gradient)."""
 
-    max_mismatch: float | None = Field(0.5, gt=0)
+    max_mismatch: float | None = Field(default=0.5, gt=0)
     """The run stops when the batch mean of |logp - logp_rollout| exceeds this; null for no limit."""

@@ -60,7 +60,7 @@ class HubData(Section):
 
 
 class ReasoningGymData(Section):
-    """Procedural tasks of the reasoning-gym package; the n-th prompt is a function of seed and n, so there is no end."""
+    """Procedural tasks of the reasoning-gym package; the n-th prompt is a function of seed and n, endlessly."""
 
     type: Literal["reasoning_gym"] = "reasoning_gym"
     task: str = Field(min_length=1)
@@ -69,7 +69,7 @@ class ReasoningGymData(Section):
     params: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the task family, such as `min_terms`."""
 
-    size: int = Field(100_000, gt=0)
+    size: int = Field(default=100_000, gt=0)
     """Number of distinct tasks; an epoch."""
 
     system_prompt: str | None = None
@@ -80,21 +80,24 @@ DataConfig = Annotated[FileData | HubData | ReasoningGymData, Field(discriminato
 
 
 class SamplingConfig(Section):
-    """How many answers an iteration draws, and how. Samples per optimizer step = rollout_batch_size * n_samples_per_prompt."""
+    """How many answers an iteration draws, and how.
 
-    rollout_batch_size: int = Field(16, gt=0)
+    Samples per optimizer step = rollout_batch_size * n_samples_per_prompt.
+    """
+
+    rollout_batch_size: int = Field(default=16, gt=0)
     """Prompts P per iteration."""
 
-    n_samples_per_prompt: int = Field(8, gt=0)
+    n_samples_per_prompt: int = Field(default=8, gt=0)
     """Samples G per prompt."""
 
-    max_prompt_tokens: int = Field(512, gt=0)
+    max_prompt_tokens: int = Field(default=512, gt=0)
     """Longer prompts are left out and counted."""
 
-    max_response_tokens: int = Field(256, gt=0)
+    max_response_tokens: int = Field(default=256, gt=0)
     """An answer is cut here (finish reason `length`)."""
 
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; the trainer's log-probabilities use it too."""
 
     stop: tuple[str, ...] = ()

@@ -6,17 +6,17 @@ from lora_rl.config.base import Section
 
 
 class DeadlineConfig(Section):
-    start_s: float = Field(600.0, gt=0)
+    start_s: float = Field(default=600.0, gt=0)
     """Start of an actor, model loading and compilation included."""
 
-    rollout_s: float = Field(1800.0, gt=0)
+    rollout_s: float = Field(default=1800.0, gt=0)
     """One iteration's rollout."""
 
-    reward_s: float = Field(600.0, gt=0)
+    reward_s: float = Field(default=600.0, gt=0)
     """One iteration's grading."""
 
-    train_s: float = Field(1800.0, gt=0)
+    train_s: float = Field(default=1800.0, gt=0)
     """One train step."""
 
-    publish_s: float = Field(120.0, gt=0)
+    publish_s: float = Field(default=120.0, gt=0)
     """Export or hot load of one adapter."""

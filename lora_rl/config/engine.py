@@ -6,25 +6,25 @@ from lora_rl.config.base import Section
 
 
 class EngineConfig(Section):
-    replicas: int = Field(1, gt=0)
+    replicas: int = Field(default=1, gt=0)
     """Engines that share the rollouts."""
 
-    tensor_parallel: int = Field(1, gt=0)
+    tensor_parallel: int = Field(default=1, gt=0)
     """GPUs of one engine."""
 
-    max_model_len: int = Field(2048, gt=0)
+    max_model_len: int = Field(default=2048, gt=0)
     """Prompt and response tokens together."""
 
-    max_num_seqs: int = Field(128, gt=0)
+    max_num_seqs: int = Field(default=128, gt=0)
     """Requests decoded at a time."""
 
-    kv_cache_gib: float = Field(2.0, gt=0)
+    kv_cache_gib: float = Field(default=2.0, gt=0)
     """Memory for the KV cache on a CPU."""
 
-    gpu_memory_utilization: float = Field(0.5, gt=0, lt=1)
+    gpu_memory_utilization: float = Field(default=0.5, gt=0, lt=1)
     """Share of a GPU's memory that the engine takes."""
 
-    resident_versions: int = Field(2, gt=1)
+    resident_versions: int = Field(default=2, gt=1)
     """Adapter versions kept loaded: older ones finish their requests, then leave."""
 
     enforce_eager: bool = True
@@ -33,8 +33,8 @@ class EngineConfig(Section):
     fast_cpu_lora: bool = True
     """Our LoRA kernels for the CPU in place of the shipped ones; same outputs."""
 
-    threads: int = Field(2, gt=0)
+    threads: int = Field(default=2, gt=0)
     """CPU threads of the engine."""
 
-    probe_tolerance: float = Field(0.2, gt=0)
-    """Largest difference of log-probabilities, engine against trainer, on the probe prompt before a publish is refused."""
+    probe_tolerance: float = Field(default=0.2, gt=0)
+    """A publish is refused when engine and trainer differ by more than this in a log-probability of the probe."""

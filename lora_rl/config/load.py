@@ -62,7 +62,9 @@ def _with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def _text(source: str, faults: list[str]) -> str:
-    return f"{source}: {len(faults)} fault{'s' if len(faults) > 1 else ''}\n" + "\n".join(f"  {fault}" for fault in faults)
+    return f"{source}: {len(faults)} fault{'s' if len(faults) > 1 else ''}\n" + "\n".join(
+        f"  {fault}" for fault in faults
+    )
 
 
 def _fault(details: Any) -> str:

@@ -21,13 +21,13 @@ class RewardTerm(Section):
 
 
 class RewardConfig(Section):
-    terms: tuple[RewardTerm, ...] = Field((RewardTerm(name="exact"),), min_length=1)
+    terms: tuple[RewardTerm, ...] = Field(default=(RewardTerm(name="exact"),), min_length=1)
     """The reward is the weighted sum of these."""
 
-    deadline_s: float = Field(10.0, gt=0)
+    deadline_s: float = Field(default=10.0, gt=0)
     """Seconds one sample's grading may take before its worker process is replaced."""
 
-    workers: int = Field(2, gt=0)
+    workers: int = Field(default=2, gt=0)
     """Grader processes."""
 
     on_error: Literal["zero", "drop"] = "zero"

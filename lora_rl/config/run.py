@@ -30,7 +30,7 @@ class RunConfig(Section):
     run_name: Name | None = None
     """Name in the store; null takes the config file's name."""
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Fixes the adapter's start, the order of prompts and every sampled token."""
 
     iterations: int = Field(gt=0)
@@ -65,7 +65,7 @@ def faults_between_sections(config: RunConfig) -> list[str]:
     adapter, sampling, algorithm = config.adapter, config.sampling, config.algorithm
     if config.trainer.max_rank > ENGINE_MAX_RANKS[-1]:
         faults.append(
-            f"trainer.max_rank: {config.trainer.max_rank} exceeds {ENGINE_MAX_RANKS[-1]}, the most that vLLM serves; lower it"
+            f"trainer.max_rank: {config.trainer.max_rank} exceeds {ENGINE_MAX_RANKS[-1]}, vLLM's limit; lower it"
         )
     if adapter.rank > config.trainer.max_rank:
         faults.append(

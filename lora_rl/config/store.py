@@ -8,9 +8,9 @@ from lora_rl.config.base import Section
 
 
 class StoreConfig(Section):
-    """Credentials never stand here: s3fs reads AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL from the environment."""
+    """Where runs are kept. Credentials stand elsewhere: s3fs reads the AWS_* variables, AWS_ENDPOINT_URL among them."""
 
-    uri: str = Field("file://./lora-rl-store", pattern=r"^(file|s3|memory)://.+|^[^:]+$")
+    uri: str = Field(default="file://./lora-rl-store", pattern=r"^(file|s3)://.+|^[^:]+$")
     """Root of the store: a folder, `file://...` or `s3://bucket/prefix`."""
 
     def absolute(self) -> "StoreConfig":

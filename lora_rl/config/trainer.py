@@ -6,23 +6,23 @@ from lora_rl.config.base import Section
 
 
 class TrainerConfig(Section):
-    tensor_parallel: int = Field(1, gt=0)
+    tensor_parallel: int = Field(default=1, gt=0)
     """Processes that share each layer."""
 
-    slots: int = Field(1, gt=0)
+    slots: int = Field(default=1, gt=0)
     """Adapters S held at a time."""
 
-    max_rank: int = Field(64, gt=0)
+    max_rank: int = Field(default=64, gt=0)
     """Largest rank a slot can hold."""
 
-    max_tokens_per_gpu: int = Field(4096, gt=0)
+    max_tokens_per_gpu: int = Field(default=4096, gt=0)
     """Token budget of one packed micro-batch."""
 
     recompute: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
 
-    threads: int = Field(1, gt=0)
+    threads: int = Field(default=1, gt=0)
     """CPU threads of each trainer process."""
 
-    max_skipped_steps: int = Field(3, gt=0)
+    max_skipped_steps: int = Field(default=3, gt=0)
     """Steps in a row whose gradient is not finite before the run stops."""
