@@ -1,0 +1,184 @@
+"""The rollout engine: serves adapter versions, never the base model alone."""
+
+import asyncio
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from lora_rl.config import EngineConfig, SamplingConfig, StoreConfig
+from lora_rl.config.run import ENGINE_MAX_RANKS
+from lora_rl.engine.adapter_files import read_adapter
+from lora_rl.engine.environment import set_environment
+from lora_rl.engine.probe import ProbeResult
+from lora_rl.engine.types import Completion, GenerateRequest, PublishOutcome, PublishReply
+from lora_rl.engine.versions import Version, VersionRegistry
+from lora_rl.errors import EngineError
+from lora_rl.store.refs import AdapterRef
+
+if TYPE_CHECKING:
+    from lora_rl.engine.serving import AdapterServer
+
+logger = logging.getLogger("lora_rl.engine")
+
+
+class EngineActor:
+    """One vLLM engine. Its adapters are a cache of the store: after a restart it serves nothing until a publish.
+
+    Calls may overlap. Batches run one at a time, in the order of the calls; a publish does not wait for them.
+    """
+
+    def __init__(
+        self, *, model_path: str, dtype: str, engine: EngineConfig, max_rank: int, slots: int, seed: int = 0
+    ) -> None:
+        """`max_rank` is the largest rank to serve, `slots` the number of adapters trained at a time."""
+        self._model_path = model_path
+        self._dtype = dtype
+        self._config = engine
+        self._max_rank = next((rank for rank in ENGINE_MAX_RANKS if rank >= max_rank), max_rank)
+        self._seed = seed
+        self._versions = VersionRegistry(slots=slots, resident_versions=engine.resident_versions)
+        self._server: AdapterServer | None = None
+        self._starting = asyncio.Lock()
+        self._publishing = asyncio.Lock()
+        self._unloaded = asyncio.Event()
+        self._batches: dict[str, tuple[Version, asyncio.Task[list[Completion]]]] = {}
+        # vLLM's processes die with the thread that starts them: it has to last as long as the actor.
+        self._vllm_parent = ThreadPoolExecutor(1, thread_name_prefix="vllm-parent")
+
+    async def start(self) -> dict[str, Any]:
+        """Starts vLLM once; later calls return at once. Returns what was started, with the seconds it took."""
+        async with self._starting:
+            started = time.perf_counter()
+            if self._server is None:
+                self._server = await asyncio.get_running_loop().run_in_executor(self._vllm_parent, self._start_vllm)
+                logger.info("serving %s, up to %d adapter versions", self._model_path, self._versions.capacity)
+        return {
+            "model": self._model_path,
+            "max_rank": self._max_rank,
+            "capacity": self._versions.capacity,
+            "seconds": time.perf_counter() - started,
+        }
+
+    async def generate(
+        self, *, version: str, requests: list[GenerateRequest], sampling: SamplingConfig, batch_id: str
+    ) -> list[Completion]:
+        """One answer to each of `requests`, in their order, all by `version` (`<adapter>@<version>`).
+
+        Raises EngineError where that version is not loaded, where a request cannot fit, or when `batch_id` is aborted.
+        """
+        server = self._started()
+        if batch_id in self._batches:
+            raise EngineError(f"batch {batch_id}: already running here; abort it, or give the new one another id")
+        lease = self._versions.acquire(version)
+        task = asyncio.create_task(server.answer(lease, requests, sampling))
+        self._batches[batch_id] = lease, task
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if batch_id in self._batches:
+                raise
+            raise EngineError(f"batch {batch_id}: aborted") from None
+        finally:
+            self._batches.pop(batch_id, None)
+            self._versions.release(lease)
+            await self._unload_unneeded(server)
+
+    async def publish(self, *, store: StoreConfig, adapter: AdapterRef) -> PublishReply:
+        """Loads `adapter`, proves by its probe that it acts as in the trainer, and serves it as `<name>@<version>`.
+
+        Running requests go on. If it fails, what was served before still is. Raises StoreError, DataError, EngineError.
+        """
+        server = self._started()
+        async with self._publishing:
+            present = self._versions.find(adapter.label)
+            if present is not None and present.same_files(adapter):
+                self._versions.touch(present)
+                return self._reply(PublishOutcome.ALREADY_LOADED, adapter, {}, ProbeResult(error=0.0, effect=0.0))
+            started = time.perf_counter()
+            files = await asyncio.to_thread(read_adapter, store, adapter, max_rank=self._max_rank)
+            seconds = {"read": time.perf_counter() - started}
+            await self._wait_for_room(server, adapter.name)
+            lora_id = self._versions.new_id()
+            result, stages = await server.load(adapter, files, lora_id)
+            self._versions.add(adapter, lora_id)
+            await self._unload_unneeded(server)
+            logger.info("%s loaded, probe error %.2g, effect %.2g", adapter.label, result.error, result.effect)
+            return self._reply(PublishOutcome.LOADED, adapter, seconds | stages, result)
+
+    async def serving(self) -> dict[str, str]:
+        """Digest of each version that takes requests, by `<name>@<version>`, oldest publish first."""
+        return {version.label: version.ref.digest for version in self._versions.serving()}
+
+    async def abort(self, batch_id: str) -> bool:
+        """Ends a batch, running or waiting: its `generate` raises. False where there is none of that id."""
+        if batch_id not in self._batches:
+            return False
+        _, task = self._batches.pop(batch_id)
+        task.cancel()
+        await asyncio.wait([task])
+        return True
+
+    async def retire(self, adapter: str) -> None:
+        """Ends the batches of an adapter and unloads all its versions: its slot is free for another."""
+        server = self._started()
+        self._versions.retire(adapter)
+        for batch_id in [id for id, (version, _) in self._batches.items() if version.ref.name == adapter]:
+            await self.abort(batch_id)
+        await self._unload_unneeded(server)
+
+    async def shutdown(self) -> None:
+        """Ends vLLM's processes."""
+        if self._server is not None:
+            await asyncio.to_thread(self._server.shutdown)
+            self._server = None
+        self._vllm_parent.shutdown(wait=False)
+
+    def _start_vllm(self) -> "AdapterServer":
+        set_environment(self._config)
+        # Imports vllm, which reads what was set above.
+        from lora_rl.engine.serving import AdapterServer
+        from lora_rl.engine.vllm_client import VllmClient, start_vllm
+
+        llm = start_vllm(
+            model_path=self._model_path,
+            dtype=self._dtype,
+            engine=self._config,
+            max_rank=self._max_rank,
+            capacity=self._versions.capacity,
+            seed=self._seed,
+        )
+        return AdapterServer(
+            VllmClient(llm), max_model_len=self._config.max_model_len, probe_tolerance=self._config.probe_tolerance
+        )
+
+    def _started(self) -> "AdapterServer":
+        if self._server is None:
+            raise EngineError("engine: not started; call start() first")
+        return self._server
+
+    async def _wait_for_room(self, server: "AdapterServer", adapter: str) -> None:
+        while not self._versions.has_room:
+            self._unloaded.clear()
+            self._versions.retire_surplus(adapter, incoming=1)
+            await self._unload_unneeded(server)
+            if not self._versions.has_room:
+                await self._unloaded.wait()
+
+    async def _unload_unneeded(self, server: "AdapterServer") -> None:
+        for version in self._versions.take_unneeded():
+            await server.unload(version)
+            self._unloaded.set()
+
+    def _reply(
+        self, outcome: PublishOutcome, adapter: AdapterRef, seconds: dict[str, float], result: ProbeResult
+    ) -> PublishReply:
+        return PublishReply(
+            outcome=outcome,
+            version=adapter.label,
+            digest=adapter.digest,
+            seconds=seconds,
+            probe_error=result.error,
+            probe_effect=result.effect,
+            resident=[version.label for version in self._versions.serving()],
+        )

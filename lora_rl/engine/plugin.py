@@ -1,0 +1,26 @@
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`); nothing without an `EngineActor`."""
+
+import os
+
+OWNER = "LORA_RL_ENGINE_OWNER"
+"""Environment variable with the process id of the `EngineActor`."""
+
+FAST_CPU_LORA = "LORA_RL_FAST_CPU_LORA"
+"""Environment variable: `1` takes our LoRA arithmetic on a CPU."""
+
+
+def register() -> None:
+    """Ties an engine process to its parent and installs the LoRA arithmetic. May be called more than once."""
+    owner = os.environ.get(OWNER)
+    if owner is None:
+        return
+    from vllm.platforms import current_platform
+
+    if owner != str(os.getpid()):
+        from lora_rl.engine.orphans import die_with_parent
+
+        die_with_parent()
+    if os.environ.get(FAST_CPU_LORA) == "1" and current_platform.is_cpu():
+        from lora_rl.engine.lora_ops import install
+
+        install()

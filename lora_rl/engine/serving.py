@@ -1,0 +1,149 @@
+"""Our requests, versions and probes in vLLM's terms."""
+
+import itertools
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+
+from lora_rl.config import SamplingConfig
+from lora_rl.data.types import FinishReason
+from lora_rl.engine.adapter_files import AdapterFiles, peft_directory
+from lora_rl.engine.probe import ProbeResult, judge
+from lora_rl.engine.stop_texts import STOP_TEXTS, cut_at_stop
+from lora_rl.engine.types import Completion, GenerateRequest
+from lora_rl.engine.versions import Version
+from lora_rl.engine.vllm_client import EngineRequest, VllmClient
+from lora_rl.errors import EngineError
+from lora_rl.store.refs import AdapterRef
+
+_REMOVED_AFTER_LOADING = "loaded"
+"""Path in requests: vLLM wants one, and must not find files there."""
+
+
+class AdapterServer:
+    """Answers under loaded versions, and loads new ones."""
+
+    def __init__(self, client: VllmClient, *, max_model_len: int, probe_tolerance: float) -> None:
+        self._client = client
+        self._max_model_len = max_model_len
+        self._probe_tolerance = probe_tolerance
+        self._salts = itertools.count()
+
+    async def answer(
+        self, version: Version, requests: Sequence[GenerateRequest], sampling: SamplingConfig
+    ) -> list[Completion]:
+        """One answer to each request, in order. Raises EngineError for a request that cannot fit."""
+        for request in requests:
+            length = len(request.prompt_tokens) + sampling.max_response_tokens
+            if not request.prompt_tokens or length > self._max_model_len:
+                raise EngineError(
+                    f"request {request.id}: {len(request.prompt_tokens)} prompt tokens and "
+                    f"{sampling.max_response_tokens} for the answer: must be some, and within engine.max_model_len "
+                    f"{self._max_model_len}; leave it out or raise the limit"
+                )
+        lora, salt = _lora_request(version.ref, version.lora_id), self._new_salt(version.ref)
+        outputs = await self._client.run_batch(
+            [
+                EngineRequest(
+                    prompt_tokens=request.prompt_tokens,
+                    params=_sampling_params(request, sampling),
+                    lora=lora,
+                    salt=salt,
+                )
+                for request in requests
+            ]
+        )
+        return [
+            self._completion(request.id, output, version, sampling)
+            for request, output in zip(requests, outputs, strict=True)
+        ]
+
+    async def load(self, ref: AdapterRef, files: AdapterFiles, lora_id: int) -> tuple[ProbeResult, dict[str, float]]:
+        """Loads an adapter under `lora_id` and probes it; returns the probe's result and the seconds of both stages.
+
+        Raises EngineError where vLLM refuses it or it does not act as in the trainer; then it is not loaded.
+        """
+        started = time.perf_counter()
+        try:
+            with peft_directory(files) as directory:
+                await self._client.add_lora(LoRARequest(ref.label, lora_id, str(directory)))
+            loaded = time.perf_counter()
+            result = await self._probe(ref, files, lora_id)
+        except BaseException:
+            # Where vLLM has died this fails too, and says less.
+            with suppress(EngineError):
+                await self._client.remove_lora(lora_id)
+            raise
+        return result, {"load": loaded - started, "probe": time.perf_counter() - loaded}
+
+    async def unload(self, version: Version) -> None:
+        await self._client.remove_lora(version.lora_id)
+
+    def shutdown(self) -> None:
+        self._client.shutdown()
+
+    async def _probe(self, ref: AdapterRef, files: AdapterFiles, lora_id: int) -> ProbeResult:
+        probe = files.probe
+        params = SamplingParams(
+            temperature=1.0,
+            seed=0,
+            max_tokens=1,
+            logprob_token_ids=probe.token_ids,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        logps = []
+        for lora in (_lora_request(ref, lora_id), None):
+            salt = self._new_salt(ref)
+            output = await self._client.run_beside(
+                EngineRequest(prompt_tokens=probe.prompt_tokens, params=params, lora=lora, salt=salt)
+            )
+            position = _logprobs(output)[0]
+            logps.append([position[token].logprob for token in probe.token_ids])
+        return judge(ref.label, probe, *logps, tolerance=self._probe_tolerance)
+
+    def _completion(self, id: str, output: RequestOutput, version: Version, sampling: SamplingConfig) -> Completion:
+        answer = output.outputs[0]
+        tokens = list(answer.token_ids)
+        logp = [position[token].logprob for position, token in zip(_logprobs(output), tokens, strict=True)]
+        return Completion(
+            id=id,
+            tokens=tokens,
+            text=cut_at_stop(self._client.decode(tokens), sampling.stop),
+            logp=logp,
+            finish_reason=FinishReason(answer.finish_reason),
+            adapter_version=version.label,
+            adapter_digest=version.ref.digest,
+        )
+
+    def _new_salt(self, ref: AdapterRef) -> str:
+        # A number of its own for each batch: a repeated batch is computed afresh, as the first was.
+        return f"{ref.label}:{ref.digest}:{next(self._salts)}"
+
+
+def _logprobs(output: RequestOutput) -> Any:
+    if output.outputs[0].logprobs is None:
+        raise EngineError(f"request {output.request_id}: vLLM returned no log-probabilities; see the engine's log")
+    return output.outputs[0].logprobs
+
+
+def _lora_request(ref: AdapterRef, lora_id: int) -> LoRARequest:
+    return LoRARequest(ref.label, lora_id, _REMOVED_AFTER_LOADING)
+
+
+def _sampling_params(request: GenerateRequest, sampling: SamplingConfig) -> SamplingParams:
+    return SamplingParams(
+        temperature=sampling.temperature,
+        seed=request.seed,
+        max_tokens=sampling.max_response_tokens,
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={STOP_TEXTS: list(sampling.stop)} if sampling.stop else None,
+    )

@@ -1,0 +1,158 @@
+"""Starts vLLM, and hands it requests in a way that makes every forward pass a function of the requests alone."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.platforms import current_platform
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from lora_rl.config import EngineConfig
+from lora_rl.errors import EngineError
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRequest:
+    """One answer wanted from vLLM."""
+
+    prompt_tokens: list[int]
+    params: SamplingParams
+    lora: LoRARequest | None
+    salt: str
+    """Cached prefixes are shared only between requests of one salt."""
+
+
+def start_vllm(
+    *, model_path: str, dtype: str, engine: EngineConfig, max_rank: int, capacity: int, seed: int
+) -> AsyncLLM:
+    """A vLLM engine for `capacity` adapters of rank up to `max_rank`. Takes 20 s to minutes; blocks.
+
+    Its processes die with the thread that calls this.
+    """
+    if not entry_points(group="vllm.general_plugins", name="lora_rl"):
+        raise EngineError("lora-rl: not installed, so vLLM's processes cannot find its plugin; `pip install` it first")
+    arguments: dict[str, Any] = {
+        "model": model_path,
+        "dtype": dtype,
+        "seed": seed,
+        "tensor_parallel_size": engine.tensor_parallel,
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": engine.max_num_seqs,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "enforce_eager": engine.enforce_eager,
+        "enable_prefix_caching": True,
+        "enable_lora": True,
+        "max_lora_rank": max_rank,
+        # Equal, so that a loaded adapter never leaves its slot.
+        "max_loras": capacity,
+        "max_cpu_loras": capacity,
+        "logprobs_mode": "processed_logprobs",
+        "scheduler_cls": "lora_rl.engine.scheduler.AsyncStopTextScheduler",
+        "disable_log_stats": True,
+    }
+    if current_platform.is_cpu():
+        arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * GIB)
+        arguments["scheduler_cls"] = "lora_rl.engine.scheduler.StopTextScheduler"
+        # vLLM compiles a counting function for logprobs in spite of the rest: 20 s at the first probe.
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    if engine.tensor_parallel > 1:
+        arguments["distributed_executor_backend"] = "mp"
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+class VllmClient:
+    """Requests to one AsyncLLM. Raises EngineError where vLLM's processes have died."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+        self._batch = asyncio.Lock()
+        self._numbers = itertools.count()
+
+    async def run_batch(self, requests: Sequence[EngineRequest]) -> list[RequestOutput]:
+        """The answers, in the order of `requests`. One batch runs at a time; cancelling aborts its requests.
+
+        All are queued, in order, while the scheduler stands still: which of them share a forward pass then depends on
+        nothing but the requests.
+        """
+        async with self._batch:
+            return await self._run(requests, paused=True)
+
+    async def run_beside(self, request: EngineRequest) -> RequestOutput:
+        """The answer to one request, at once, also while a batch runs."""
+        return (await self._run([request], paused=False))[0]
+
+    async def add_lora(self, lora: LoRARequest) -> None:
+        """Loads an adapter. Raises EngineError with vLLM's reason."""
+        try:
+            loaded = await self._llm.add_lora(lora)
+        except EngineDeadError as error:
+            raise _dead() from error
+        except Exception as error:  # vLLM passes on whatever its worker raised
+            raise EngineError(f"{lora.lora_name}: vLLM refused the adapter: {error}") from error
+        if not loaded:
+            raise EngineError(f"{lora.lora_name}: vLLM did not load the adapter; see the engine's log")
+
+    async def remove_lora(self, lora_id: int) -> None:
+        """Unloads an adapter; done also where it is not loaded."""
+        try:
+            await self._llm.remove_lora(lora_id)
+        except EngineDeadError as error:
+            raise _dead() from error
+
+    def decode(self, tokens: list[int]) -> str:
+        """Text of `tokens`, without special ones."""
+        return self._llm.get_tokenizer().decode(tokens, skip_special_tokens=True)
+
+    def shutdown(self) -> None:
+        """Ends vLLM's processes."""
+        self._llm.shutdown()
+
+    async def _run(self, requests: Sequence[EngineRequest], *, paused: bool) -> list[RequestOutput]:
+        batch = next(self._numbers)
+        ids = [f"{batch}-{number}" for number in range(len(requests))]
+        try:
+            collectors = await (self._submit_paused if paused else self._submit)(ids, requests)
+            return [await _finished(collector) for collector in collectors]
+        except EngineDeadError as error:
+            raise _dead() from error
+        except BaseException:
+            await self._llm.abort(ids)
+            raise
+
+    async def _submit_paused(self, ids: list[str], requests: Sequence[EngineRequest]) -> list[Any]:
+        try:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            return await self._submit(ids, requests)
+        finally:
+            await self._llm.resume_generation()
+
+    async def _submit(self, ids: list[str], requests: Sequence[EngineRequest]) -> list[Any]:
+        collectors = []
+        for id, request in zip(ids, requests, strict=True):
+            prompt = tokens_input(request.prompt_tokens, cache_salt=request.salt)
+            collectors.append(await self._llm.add_request(id, prompt, request.params, lora_request=request.lora))
+        return collectors
+
+
+async def _finished(collector: Any) -> RequestOutput:
+    output = await collector.get()
+    while not output.finished:
+        output = await collector.get()
+    return output
+
+
+def _dead() -> EngineError:
+    return EngineError(
+        "engine: vLLM's processes have died, see the log; start the engine again and publish the adapter"
+    )
