@@ -1,0 +1,240 @@
+"""One rank of the trainer: what may be called remotely, without Ray.
+
+Ranks are called alike and reply alike; rank 0 alone writes to the store. Nothing is held that the store lacks: a call
+names the state it starts from, and memory that differs is restored first.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lora_rl.config import AdapterConfig, AlgorithmConfig, SamplingConfig, StoreConfig, TrainerConfig
+from lora_rl.data.samples_io import read_samples
+from lora_rl.errors import ConfigError, TrainerError
+from lora_rl.store import AdapterRef, ArtifactStore, BlobRef, canonical_json, open_store
+from lora_rl.trainer.batches import Trainable, trainable
+from lora_rl.trainer.learner import Job, Learner
+from lora_rl.trainer.megatron_compat import VERSIONS, init_distributed, leave_distributed, peak_memory_gib
+from lora_rl.trainer.model import FrozenModel, build_model
+from lora_rl.trainer.peft_io import export_peft
+from lora_rl.trainer.probe import make_probe
+from lora_rl.trainer.ranks import first_rank_alone, together
+from lora_rl.trainer.slot_bank import SlotBank
+from lora_rl.trainer.slots import SlotTable
+from lora_rl.trainer.states import StateKeeper
+from lora_rl.trainer.types import AdapterBatch, ExportReply, OptimReply, StepReply
+
+logger = logging.getLogger(__name__)
+
+
+class TrainerActor:
+    def __init__(
+        self, *, model_path: str | Path, dtype: str, trainer: TrainerConfig, rank: int = 0, world_size: int = 1
+    ):
+        """Allocates nothing; `start` does."""
+        self._model_path = Path(model_path)
+        self._dtype = dtype
+        self._config = trainer
+        self._rank = rank
+        self._world_size = world_size
+        self._model: FrozenModel | None = None
+
+    def start(self, rendezvous: str | None = None) -> dict[str, Any]:
+        """Join the other ranks at `rendezvous` (null for one rank alone) and load the model; once, later calls only reply.
+
+        Returns versions, parameter counts and memory. Raises TrainerError for a model or topology that cannot be.
+        """
+        if self._model is None:
+            torch.set_num_threads(self._config.threads)
+            tp = self._config.tensor_parallel
+            device = init_distributed(self._rank, self._world_size, tp, rendezvous)
+            model = build_model(
+                self._model_path, dtype=self._dtype, tp=tp, device=device, recompute=self._config.recompute
+            )
+            bank = SlotBank(model)
+            self._bank = bank
+            self._table = SlotTable(model, bank, self._config.slots)
+            self._keeper = StateKeeper(model, bank, self._table, self._config.max_rank)
+            self._learner = Learner(model, bank, max_tokens=self._config.max_tokens_per_gpu)
+            self._model = model
+        return {
+            "versions": VERSIONS,
+            "device": str(self._model.device),
+            "base": self._model.fingerprint,
+            "parameters": sum(parameter.numel() for parameter in self._model.gpt.parameters()),
+            "memory/peak_gib": peak_memory_gib(),
+        }
+
+    def new_state(self, *, store: StoreConfig, adapter: AdapterConfig, seed: int) -> BlobRef:
+        """The state that training starts from: drawn from `seed`, or the PEFT adapter at `adapter.init`."""
+        self._started()
+        state = together(lambda: self._keeper.create(adapter, seed))
+        return self._keeper.put(open_store(store), state)
+
+    def load_state(self, *, store: StoreConfig, adapter: AdapterConfig, state: BlobRef) -> str:
+        """Put a state in a slot; `loaded`, or `already_loaded` where it was there."""
+        self._started()
+        _, read = self._keeper.restore(open_store(store), adapter, state)
+        return "loaded" if read else "already_loaded"
+
+    def forward_backward(
+        self, *, store: StoreConfig, batches: Sequence[AdapterBatch], seed: int
+    ) -> dict[str, dict[str, float]]:
+        """Add each batch's gradient to its adapter's slot; metrics by adapter name.
+
+        Each adapter is trained as if alone. Raises TrainerError where the trainer's log-probabilities are further from
+        the engine's than `algorithm.max_mismatch`; then no gradient is kept.
+        """
+        self._started()
+        names = [batch.adapter.name for batch in batches]
+        if len(set(names)) < len(names) or len(names) > self._config.slots:
+            raise ConfigError(
+                f"batches: {', '.join(names)} need a slot each, trainer.slots is {self._config.slots}; send fewer"
+            )
+        try:
+            return self._forward_backward(open_store(store), batches, seed)
+        except Exception:
+            # Gradients may be half there: the slots no longer are the states they were.
+            for name in names:
+                self._table.evict(name)
+            raise
+
+    def optim_step(self, *, adapter: AdapterConfig) -> OptimReply:
+        """Step the adapter by the gradient it has gathered. Raises TrainerError after too many skipped steps in a row."""
+        self._started()
+        tenant = self._table.find(adapter.name)
+        if tenant is None or not tenant.pending_samples:
+            raise TrainerError(f"adapter {adapter.name}: has no gradient; call forward_backward first")
+        result = tenant.optimizer.step(tenant.pending_samples)
+        tenant.pending_samples, tenant.digest = 0, None
+        skipped = tenant.optimizer.clock.skipped_in_a_row
+        if skipped >= self._config.max_skipped_steps:
+            raise TrainerError(
+                f"adapter {adapter.name}: the gradient of {skipped} steps in a row was not finite; "
+                "lower adapter.optimizer.lr, or raise trainer.max_skipped_steps"
+            )
+        return OptimReply(
+            stepped=result.stepped,
+            metrics={
+                "policy/grad_norm": result.grad_norm if result.finite else 0.0,
+                "train/lr": result.lr,
+                "train/steps": float(tenant.optimizer.clock.steps),
+                "train/skipped_in_a_row": float(skipped),
+            },
+        )
+
+    def save_state(self, *, store: StoreConfig, adapter: AdapterConfig) -> BlobRef:
+        """The blob of what the adapter's slot holds."""
+        self._started()
+        tenant = self._table.find(adapter.name)
+        if tenant is None:
+            raise TrainerError(f"adapter {adapter.name}: is in no slot; call load_state first")
+        return self._keeper.save(open_store(store), tenant)
+
+    def train_step(
+        self,
+        *,
+        store: StoreConfig,
+        adapter: AdapterConfig,
+        start: BlobRef,
+        samples: BlobRef,
+        algorithm: AlgorithmConfig,
+        sampling: SamplingConfig,
+        seed: int,
+    ) -> StepReply:
+        """One optimizer step from the state `start`. On a CPU the same start, samples and seed give the same bytes."""
+        self._started()
+        began = time.perf_counter()
+        batch = AdapterBatch(adapter=adapter, start=start, samples=samples, algorithm=algorithm, sampling=sampling)
+        tenant = self._table.find(adapter.name)
+        if tenant is not None and tenant.pending_samples:
+            self._table.evict(adapter.name)
+        metrics = self.forward_backward(store=store, batches=[batch], seed=seed)[adapter.name]
+        optim = self.optim_step(adapter=adapter)
+        state = self.save_state(store=store, adapter=adapter)
+        seconds = time.perf_counter() - began
+        metrics |= optim.metrics | {
+            "train/stepped": float(optim.stepped),
+            "train/tokens_per_s": metrics["train/tokens"] / seconds,
+            "time/train_s": seconds,
+            "memory/peak_gib": peak_memory_gib(),
+        }
+        return StepReply(state=state, stepped=optim.stepped, metrics=metrics)
+
+    def export_adapter(
+        self, *, store: StoreConfig, adapter: AdapterConfig, state: BlobRef, version: int, base_model_name: str
+    ) -> ExportReply:
+        """The state as a PEFT directory's two files, and what the trainer says of a fixed prompt under it."""
+        model = self._started()
+        artifacts = open_store(store)
+        began = time.perf_counter()
+        tenant, _ = self._keeper.restore(artifacts, adapter, state)
+        weights = self._table.snapshot(tenant).weights
+        probe = canonical_json(asdict(make_probe(model, self._bank, tenant.slot)))
+
+        def write() -> AdapterRef:
+            files = export_peft(
+                tenant.lora, adapter, weights, num_layers=model.num_layers, base_model_name=base_model_name
+            )
+            refs = [artifacts.put_blob("adapter", data) for data in (*files, probe)]
+            return AdapterRef(name=adapter.name, version=version, weights=refs[0], config=refs[1], probe=refs[2])
+
+        ref = first_rank_alone(write)
+        return ExportReply(adapter=ref, metrics={"time/export_s": time.perf_counter() - began})
+
+    def shutdown(self) -> None:
+        """Leave the other ranks and let go of the model."""
+        if self._model is not None:
+            self._model = None
+            del self._bank, self._table, self._keeper, self._learner
+            leave_distributed()
+
+    def _started(self) -> FrozenModel:
+        if self._model is None:
+            raise TrainerError("trainer: not started; call start first")
+        return self._model
+
+    def _forward_backward(
+        self, store: ArtifactStore, batches: Sequence[AdapterBatch], seed: int
+    ) -> dict[str, dict[str, float]]:
+        model = self._started()
+        read: dict[str, Trainable] = together(
+            lambda: {
+                batch.adapter.name: trainable(
+                    read_samples(store.get_blob(batch.samples)), vocab_size=model.vocab_size, source=batch.samples.key
+                )
+                for batch in batches
+            }
+        )
+        jobs = {}
+        for batch in batches:
+            tenant, _ = self._keeper.restore(store, batch.adapter, batch.start)
+            dropout_seed = f"{seed}/{batch.adapter.name}/{tenant.optimizer.clock.samples}"
+            jobs[batch.adapter.name] = Job(
+                slot=tenant.slot,
+                samples=read[batch.adapter.name].samples,
+                algorithm=batch.algorithm,
+                sampling=batch.sampling,
+                dropout_seed=dropout_seed if batch.adapter.dropout else None,
+            )
+            tenant.pending_samples += len(read[batch.adapter.name].samples)
+        by_slot = self._learner.forward_backward(list(jobs.values()))
+        replies = {}
+        for batch in batches:
+            name = batch.adapter.name
+            replies[name] = by_slot[jobs[name].slot] | read[name].metrics
+            self._refuse_mismatch(batch, replies[name]["mismatch/logp_abs/mean"])
+        return replies
+
+    def _refuse_mismatch(self, batch: AdapterBatch, mismatch: float) -> None:
+        limit = batch.algorithm.max_mismatch
+        if limit is not None and mismatch > limit:
+            raise TrainerError(
+                f"adapter {batch.adapter.name}: mean |logp trainer - logp engine| is {mismatch:.4g}, above "
+                f"algorithm.max_mismatch {limit:g}; check that both run the same base model and adapter version"
+            )

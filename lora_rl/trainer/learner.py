@@ -1,0 +1,180 @@
+"""Forward and backward over the batches of several adapters at once.
+
+B samples of one adapter's batch; N response tokens of the adapter in a micro-batch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lora_rl.config import AlgorithmConfig, SamplingConfig
+from lora_rl.data.types import Sample
+from lora_rl.trainer.logprobs import token_logprobs
+from lora_rl.trainer.model import FrozenModel
+from lora_rl.trainer.objective import TokenTerms, advantages, micro_loss, sample_weights, shaped_rewards
+from lora_rl.trainer.packing import MicroBatch, pack
+from lora_rl.trainer.slot_bank import SlotBank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One adapter's batch for one optimizer step. Every sample has a reward."""
+
+    slot: int
+    samples: Sequence[Sample]
+    algorithm: AlgorithmConfig
+    sampling: SamplingConfig
+    dropout_seed: str | None = None
+    """Fixes this step's dropout masks; null for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Batch:
+    """A job, and what follows from its samples as a whole. Per sample: its tokens' log-probabilities."""
+
+    job: Job
+    advantages_B: Tensor
+    weights_B: Tensor
+    logp_ref: list[Tensor] | None
+    """Adapter off; null without a KL term."""
+    logp_old: list[Tensor] | None
+    """Before the step; null where that is not needed beyond the step's own forward pass."""
+
+    def learns(self, index: int) -> bool:
+        """Whether the sample has any gradient."""
+        algorithm = self.job.algorithm
+        kl_in_loss = algorithm.kl is not None and algorithm.kl.where == "loss"
+        return bool(self.advantages_B[index] != 0) or kl_in_loss or algorithm.entropy_coefficient > 0
+
+
+class Learner:
+    """Computes on one model. It keeps nothing between calls: gradients are left in the slots' parameters."""
+
+    def __init__(self, model: FrozenModel, bank: SlotBank, *, max_tokens: int):
+        self._model = model
+        self._bank = bank
+        self._max_tokens = max_tokens
+
+    def forward_backward(self, jobs: Sequence[Job]) -> dict[int, dict[str, float]]:
+        """Add the gradient of each job's loss to its slot's parameters; returns metrics by slot.
+
+        However the samples are packed, a job's gradient is that of its batch alone. Samples without gradient (zero
+        advantage, no other term) are run forward only: the means count them. All ranks must call it alike.
+        """
+        batches = {job.slot: self._prepare(job) for job in jobs}
+        sums: dict[int, dict[str, Tensor]] = {job.slot: {} for job in jobs}
+        num_rows = 0
+        for learning in (True, False):
+            chosen = {
+                slot: {i: sample for i, sample in enumerate(batch.job.samples) if batch.learns(i) == learning}
+                for slot, batch in batches.items()
+            }
+            for number, micro_batch in enumerate(self._packed(chosen)):
+                with torch.set_grad_enabled(learning):
+                    self._run(micro_batch, batches, sums, number)
+                num_rows += len(micro_batch.tokens_T)
+        return {job.slot: _metrics(job, sums[job.slot]) | {"train/packed_rows": float(num_rows)} for job in jobs}
+
+    def _prepare(self, job: Job) -> _Batch:
+        algorithm = job.algorithm
+        rewards_B = torch.tensor([sample.reward for sample in job.samples])
+        logp_ref = self._score(job, adapter_on=False) if algorithm.kl is not None else None
+        kl_in_reward = algorithm.kl is not None and algorithm.kl.where == "reward"
+        logp_old = self._score(job, adapter_on=True) if kl_in_reward and algorithm.old_logp == "recompute" else None
+        if kl_in_reward and logp_ref is not None:
+            rollout = [torch.tensor(sample.logp_rollout, device=self._model.device) for sample in job.samples]
+            rewards_B = shaped_rewards(rewards_B, logp_old or rollout, logp_ref, algorithm)
+        return _Batch(
+            job=job,
+            advantages_B=advantages(rewards_B, job.samples, algorithm),
+            weights_B=sample_weights(job.samples, algorithm, job.sampling.max_response_tokens),
+            logp_ref=logp_ref,
+            logp_old=logp_old,
+        )
+
+    @torch.no_grad()
+    def _score(self, job: Job, *, adapter_on: bool) -> list[Tensor]:
+        """Log-probabilities of each sample's tokens, without dropout."""
+        scores: dict[int, Tensor] = {}
+        for micro_batch in self._packed({job.slot: dict(enumerate(job.samples))}):
+            with self._bank.routed(micro_batch.spans if adapter_on else ()):
+                logp_N, _ = self._logprobs(micro_batch, {job.slot: job})
+            scores |= {piece.sample: logp_N[piece.tokens] for piece in micro_batch.pieces}
+        return [scores[index] for index in range(len(job.samples))]
+
+    def _run(
+        self, micro_batch: MicroBatch, batches: Mapping[int, _Batch], sums: dict[int, dict[str, Tensor]], number: int
+    ) -> None:
+        """Forward, and backward where gradients are on; adds to `sums`."""
+        jobs = {slot: batch.job for slot, batch in batches.items()}
+        spans = tuple(replace(span, dropout_seed=_dropout_seed(jobs[span.slot], number)) for span in micro_batch.spans)
+        with self._bank.routed(spans):
+            logp_N, entropy_N = self._logprobs(micro_batch, jobs)
+            losses = []
+            for span in spans:
+                tokens = micro_batch.tokens_of(span.slot)
+                terms = self._terms(micro_batch, batches[span.slot], logp_N[tokens], entropy_N[tokens])
+                loss, parts = micro_loss(terms, jobs[span.slot].algorithm)
+                losses.append(loss)
+                for name, part in parts.items():
+                    sums[span.slot][name] = sums[span.slot].get(name, 0) + part
+            if torch.is_grad_enabled():
+                torch.stack(losses).sum().backward()
+
+    def _logprobs(self, micro_batch: MicroBatch, jobs: Mapping[int, Job]) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy [N] of all response tokens of the micro-batch."""
+        hidden_TD = self._model.hidden_TD(micro_batch.tokens_T, micro_batch.positions_T, micro_batch.layout)
+        temperatures = [
+            jobs[piece.slot].sampling.temperature
+            for piece in micro_batch.pieces
+            for _ in range(piece.tokens.start, piece.tokens.stop)
+        ]
+        return token_logprobs(
+            hidden_TD.index_select(0, micro_batch.rows_N),
+            self._model.head_VD,
+            micro_batch.targets_N,
+            torch.tensor(temperatures, device=self._model.device),
+            self._model.tp_group,
+        )
+
+    def _terms(self, micro_batch: MicroBatch, batch: _Batch, logp_N: Tensor, entropy_N: Tensor) -> TokenTerms:
+        samples = [piece.sample for piece in micro_batch.pieces if piece.slot == batch.job.slot]
+        lengths = [len(batch.job.samples[index].response_tokens) for index in samples]
+        rollout = [logp for index in samples for logp in batch.job.samples[index].logp_rollout]
+        device = self._model.device
+        sample_N = torch.arange(len(samples)).repeat_interleave(torch.tensor(lengths))
+        logp_rollout_N = torch.tensor(rollout, device=device)
+        if batch.job.algorithm.old_logp == "rollout":
+            logp_old_N = logp_rollout_N
+        elif batch.logp_old is not None:
+            logp_old_N = torch.cat([batch.logp_old[index] for index in samples])
+        else:
+            # One step per batch: the policy before the step is the one of this very pass.
+            logp_old_N = logp_N.detach()
+        kl_in_loss = batch.job.algorithm.kl is not None and batch.job.algorithm.kl.where == "loss"
+        return TokenTerms(
+            logp_N=logp_N,
+            entropy_N=entropy_N,
+            logp_rollout_N=logp_rollout_N,
+            logp_old_N=logp_old_N,
+            logp_ref_N=torch.cat([batch.logp_ref[i] for i in samples]) if kl_in_loss and batch.logp_ref else None,
+            advantage_N=batch.advantages_B[samples][sample_N].to(device),
+            weight_N=batch.weights_B[samples][sample_N].to(device),
+            sample_N=sample_N.to(device),
+        )
+
+    def _packed(self, samples: Mapping[int, Mapping[int, Sample]]) -> Iterator[MicroBatch]:
+        device, dtype = self._model.device, self._model.dtype
+        yield from pack(samples, max_tokens=self._max_tokens, device=device, dtype=dtype)
+
+
+def _dropout_seed(job: Job, number: int) -> str | None:
+    return None if job.dropout_seed is None else f"{job.dropout_seed}/{number}"
+
+
+def _metrics(job: Job, sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """Sums to what is reported: parts of the loss as they are, the rest as means over the batch's tokens."""
+    num_tokens = sum(len(sample.response_tokens) for sample in job.samples)
+    return {name: value.item() / (1 if name.startswith("loss/") else num_tokens) for name, value in sums.items()}

@@ -1,0 +1,193 @@
+"""Every stand-in and patch that lets Megatron-core and Megatron-Bridge run without Transformer Engine, on CUDA or on a CPU.
+
+Importing this module imports both; take Megatron names from here or after it. Each patch says what breaks without it.
+"""
+
+import builtins
+import importlib.metadata
+import importlib.util
+import inspect
+import logging
+import resource
+import types
+import typing
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+import typing_extensions
+from torch import Tensor
+
+from lora_rl.errors import TrainerError
+
+STAND_INS = {
+    "triton": ("megatron.core",),
+    "transformer_engine": ("megatron.bridge",),
+}
+"""Packages that some modules import without need, and the importers that get a stand-in where they are missing.
+
+megatron.core is not listed under transformer_engine: its own probes must go on finding that it is missing.
+"""
+
+
+class _Anything(type):
+    """A class whose every attribute is such a class: enough for base classes, decorators and annotations at import time."""
+
+    def __getattr__(cls, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(name, (), {})
+
+    def __call__(cls, *args: object, **kwargs: object) -> object:
+        return args[0] if args else cls
+
+
+class _StandIn(types.ModuleType):
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(name, (), {})
+
+
+def _stand_in(dotted: str, made: dict[str, _StandIn]) -> _StandIn:
+    """The stand-in of `dotted`, with its parents made and linked."""
+    module = made.setdefault(dotted, _StandIn(dotted))
+    parent, _, child = dotted.rpartition(".")
+    if parent:
+        setattr(_stand_in(parent, made), child, module)
+    return module
+
+
+@contextmanager
+def _missing_packages_stood_in() -> Iterator[None]:
+    """Within, an import of a missing package by the importers of STAND_INS gives a stand-in; all others still fail."""
+    real_import = builtins.__import__
+    missing = {package for package in STAND_INS if importlib.util.find_spec(package) is None}
+    made: dict[str, _StandIn] = {}
+
+    def importing(name, globals=None, locals=None, fromlist=(), level=0):
+        package = name.partition(".")[0]
+        importer = (globals or {}).get("__name__", "")
+        if level == 0 and package in missing and importer.startswith(STAND_INS[package]):
+            module = _stand_in(name, made)
+            return module if fromlist else made[package]
+        return real_import(name, globals, locals, fromlist, level)
+
+    builtins.__import__ = importing
+    try:
+        yield
+    finally:
+        builtins.__import__ = real_import
+
+
+if not hasattr(typing, "override"):
+    # Megatron imports typing.override, which came with Python 3.12.
+    typing.override = typing_extensions.override  # pyright: ignore[reportAttributeAccessIssue]
+
+if not torch.cuda.is_available():
+    # The rotary embedding moves its frequencies to torch.cuda.current_device() on first use.
+    torch.cuda.current_device = lambda: torch.device("cpu")  # pyright: ignore[reportAttributeAccessIssue]
+
+# Imports and weight loading log a line for each missing package and parameter.
+logging.getLogger("megatron").setLevel(logging.WARNING)
+
+with warnings.catch_warnings(), _missing_packages_stood_in():
+    warnings.simplefilter("ignore")
+    from megatron.bridge import AutoBridge
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.tensor_parallel import mappings
+    from megatron.core.transformer.module import MegatronModule
+
+# Their own __version__ ends in the commit of whatever repository is the working directory.
+VERSIONS = {name: importlib.metadata.version(name) for name in ("torch", "megatron-core", "megatron-bridge")}
+
+
+def causal_varlen_attention(
+    query_FHE: Tensor, key_FKE: Tensor, value_FKE: Tensor, ends: Tensor, longest: int, scale: float
+) -> Tensor:
+    """torch's variable-length flash attention [F, H, E] over sequences that end at `ends` (cumulative, from 0)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    grouped = query_FHE.shape[1] != key_FKE.shape[1]
+    options: dict[str, bool] = {}
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        options["enable_gqa"] = grouped
+    elif grouped:
+        # torch 2.11 has no grouped heads here.
+        repeats = query_FHE.shape[1] // key_FKE.shape[1]
+        key_FKE, value_FKE = (part.repeat_interleave(repeats, 1) for part in (key_FKE, value_FKE))
+    return varlen_attn(
+        query_FHE, key_FKE, value_FKE, ends, ends, longest, longest, scale=scale, window_size=(-1, 0), **options
+    )
+
+
+def init_distributed(rank: int, world_size: int, tp: int, rendezvous: str | None) -> torch.device:
+    """Join `world_size` processes that share each layer `tp`-fold, over NCCL on CUDA and gloo on a CPU; returns this rank's device.
+
+    `rendezvous` is a torch init method (`tcp://host:port`, `file:///path`); null for a single process. A process that
+    has joined already keeps its groups, if they are the same. Raises TrainerError for a topology that cannot be.
+    """
+    if world_size != tp:
+        raise TrainerError(
+            f"world_size: {world_size} differs from tensor_parallel {tp}; start one process for each share"
+        )
+    device = (
+        torch.device("cuda", rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
+    )
+    if dist.is_initialized():
+        if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
+            raise TrainerError(
+                f"rank: {rank} of {world_size} asked for, but this process is rank {dist.get_rank()} of "
+                f"{dist.get_world_size()}; use a process for each"
+            )
+        return device
+    if world_size > 1 and rendezvous is None:
+        raise TrainerError(
+            f"rendezvous: not given for {world_size} processes; give all of them one tcp:// or file:// address"
+        )
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if rendezvous is None:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=rank, world_size=world_size)
+    else:
+        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world_size)
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
+    return device
+
+
+def peak_memory_gib() -> float:
+    """Most memory this process has held: of the device on CUDA, resident on a CPU."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def leave_distributed() -> None:
+    """Leave the process groups, if this process is in any."""
+    if dist.is_initialized():
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+__all__ = [
+    "VERSIONS",
+    "AutoBridge",
+    "GPTModel",
+    "MegatronModule",
+    "PackedSeqParams",
+    "causal_varlen_attention",
+    "get_gpt_layer_local_spec",
+    "init_distributed",
+    "leave_distributed",
+    "mappings",
+    "parallel_state",
+    "peak_memory_gib",
+]

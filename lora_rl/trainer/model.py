@@ -1,0 +1,242 @@
+"""The frozen base: a Hugging Face directory as a Megatron GPTModel. Families: Qwen3, Qwen2 (2.5), Llama (SmolLM2)."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, PreTrainedConfig
+
+from lora_rl.errors import TrainerError
+from lora_rl.trainer.attention import Layout, PackedAttention, PackedParams
+from lora_rl.trainer.megatron_compat import AutoBridge, GPTModel, get_gpt_layer_local_spec, parallel_state
+
+FAMILIES = {
+    "Qwen3ForCausalLM": "Qwen3",
+    "Qwen2ForCausalLM": "Qwen2 and Qwen2.5",
+    "LlamaForCausalLM": "Llama and SmolLM2",
+}
+"""Architectures whose outputs are tested against transformers."""
+
+LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""The only values that Megatron's llama3 rope scaling has."""
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+FUSIONS = (
+    "gradient_accumulation_fusion",
+    "bias_dropout_fusion",
+    "bias_activation_fusion",
+    "masked_softmax_fusion",
+    "apply_rope_fusion",
+    "persist_layer_norm",
+    "cross_entropy_loss_fusion",
+)
+"""Kernels that need Apex or Transformer Engine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenModel:
+    """The base, this rank's share of it. T packed rows, D width, V vocabulary."""
+
+    gpt: GPTModel
+    device: torch.device
+    dtype: torch.dtype
+    fingerprint: str
+    """sha256 over the weight files."""
+    vocab_size: int
+    num_layers: int
+    hidden_size: int
+
+    @property
+    def tp_group(self) -> torch.distributed.ProcessGroup:
+        return parallel_state.get_tensor_model_parallel_group()
+
+    @property
+    def tp(self) -> int:
+        return self.tp_group.size()
+
+    @property
+    def tp_rank(self) -> int:
+        return self.tp_group.rank()
+
+    @property
+    def head_VD(self) -> Tensor:
+        """This rank's rows [V / tp, D] of the output projection."""
+        if self.gpt.share_embeddings_and_output_weights:
+            return self.gpt.shared_embedding_or_output_weight()
+        return self.gpt.output_layer.weight
+
+    def hidden_TD(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
+        """The last layer's normed output [T, D]; row t stands at `positions_T[t]` of its sequence."""
+        packed = PackedParams.of(layout, len(tokens_T), self.device)
+        embedded = self.gpt.embedding(input_ids=tokens_T[None], position_ids=positions_T[None])
+        frequencies = self.gpt.rotary_pos_emb.get_emb(int(positions_T.max()) + 1).index_select(0, positions_T)
+        hidden = self.gpt.decoder(
+            hidden_states=embedded, attention_mask=None, rotary_pos_emb=frequencies, packed_seq_params=packed
+        )
+        return hidden[:, 0]
+
+
+def build_model(path: str | Path, *, dtype: str, tp: int, device: torch.device, recompute: bool = False) -> FrozenModel:
+    """The model in `path` with frozen weights, split `tp`-fold; `recompute` keeps only each layer's input for the backward pass.
+
+    The process groups must stand. Raises TrainerError for a model that Megatron would compute differently.
+    """
+    path = Path(path)
+    hf_config = AutoConfig.from_pretrained(path)
+    _refuse_unsupported(path, hf_config, tp)
+    torch_dtype = DTYPES[dtype]
+    bridge = AutoBridge.from_hf_pretrained(str(path), dtype=torch_dtype)
+    provider = bridge.to_megatron_provider(load_weights=False)
+    settings = _settings(torch_dtype, tp, on_cpu=device.type == "cpu")
+    for name, value in settings.items():
+        setattr(provider, name, value)
+    provider.finalize()
+    _compare(path, provider, settings | _expected(hf_config))
+    (gpt,) = provider.provide_distributed_model(
+        wrap_with_ddp=False, use_cpu_initialization=device.type == "cpu", mixed_precision_wrapper=None
+    )
+    _load_weights(path, bridge, gpt, torch_dtype)
+    gpt.to(device).train()
+    if recompute:
+        for layer in gpt.decoder.layers:
+            layer.forward = _recomputed(layer.forward)
+    return FrozenModel(
+        gpt=gpt,
+        device=device,
+        dtype=torch_dtype,
+        fingerprint=weights_fingerprint(path),
+        vocab_size=hf_config.vocab_size,
+        num_layers=hf_config.num_hidden_layers,
+        hidden_size=hf_config.hidden_size,
+    )
+
+
+def weights_fingerprint(path: Path) -> str:
+    """sha256 over the names and bytes of the safetensors files in `path`."""
+    digest = hashlib.sha256()
+    for file in sorted(path.glob("*.safetensors")):
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 24):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _refuse_unsupported(path: Path, hf_config: PreTrainedConfig, tp: int) -> None:
+    architecture = (hf_config.architectures or ["none"])[0]
+    if architecture not in FAMILIES:
+        supported = ", ".join(f"{name} ({text})" for name, text in FAMILIES.items())
+        raise TrainerError(f"{path}: architecture {architecture} is not supported; use one of {supported}")
+    rope = hf_config.rope_parameters
+    faults = []
+    if rope["rope_type"] not in ("default", "llama3"):
+        faults.append(f"rope_type {rope['rope_type']} is not supported; use a model with default or llama3")
+    if rope["rope_type"] == "llama3":
+        faults += [
+            f"rope {name} {rope[name]} is not supported; Megatron has {value}"
+            for name, value in LLAMA3_ROPE.items()
+            if rope[name] != value
+        ]
+    if hf_config.hidden_act != "silu":
+        faults.append(f"hidden_act {hf_config.hidden_act} is not supported; use a model with silu")
+    # Megatron has no place for these: they would be left out in silence.
+    faults += [
+        f"{name} is not supported for {FAMILIES[architecture]}; use a model without it"
+        for name in ("attention_bias", "mlp_bias", "use_sliding_window")
+        if hf_config.to_dict().get(name)
+    ]
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
+        if (size := hf_config.to_dict()[name]) % tp:
+            faults.append(f"{name} {size} is not a multiple of tensor_parallel {tp}; lower trainer.tensor_parallel")
+    if faults:
+        raise TrainerError(f"{path}: " + "; ".join(faults))
+
+
+def _settings(dtype: torch.dtype, tp: int, *, on_cpu: bool) -> dict[str, Any]:
+    """What we ask of the provider beyond the model's own config."""
+    return {
+        "tensor_model_parallel_size": tp,
+        "transformer_layer_spec": _layer_spec,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "autocast_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        "fp16": False,
+        "use_cpu_initialization": on_cpu,
+        # Every weight is loaded afterwards.
+        "perform_initialization": False,
+        **dict.fromkeys(FUSIONS, False),
+    }
+
+
+def _layer_spec(config: Any) -> Any:
+    spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
+    spec.submodules.self_attention.submodules.core_attention = PackedAttention
+    return spec
+
+
+def _expected(hf_config: PreTrainedConfig) -> dict[str, Any]:
+    """Provider fields that must follow from the Hugging Face config."""
+    rope = hf_config.rope_parameters
+    architecture = hf_config.architectures[0]
+    head_dim = hf_config.to_dict().get("head_dim") or hf_config.hidden_size // hf_config.num_attention_heads
+    return {
+        "num_layers": hf_config.num_hidden_layers,
+        "hidden_size": hf_config.hidden_size,
+        "ffn_hidden_size": hf_config.intermediate_size,
+        "num_attention_heads": hf_config.num_attention_heads,
+        "num_query_groups": hf_config.num_key_value_heads,
+        "kv_channels": head_dim,
+        "vocab_size": hf_config.vocab_size,
+        "rotary_base": rope["rope_theta"],
+        "rope_scaling": rope["rope_type"] == "llama3",
+        "layernorm_epsilon": hf_config.rms_norm_eps,
+        "share_embeddings_and_output_weights": hf_config.tie_word_embeddings,
+        "add_qkv_bias": architecture == "Qwen2ForCausalLM",
+        "qk_layernorm": architecture == "Qwen3ForCausalLM",
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "add_bias_linear": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
+
+
+def _compare(path: Path, provider: Any, expected: dict[str, Any]) -> None:
+    differing = [
+        f"{name} {getattr(provider, name)!r} instead of {value!r}"
+        for name, value in expected.items()
+        if getattr(provider, name) != value
+    ]
+    if differing:
+        raise TrainerError(f"{path}: Megatron-Bridge resolved {', '.join(differing)}; use the pinned versions")
+
+
+def _load_weights(path: Path, bridge: AutoBridge, gpt: GPTModel, dtype: torch.dtype) -> None:
+    with torch.no_grad():
+        for parameter in gpt.parameters():
+            parameter.requires_grad_(False)
+            parameter.data = torch.full_like(parameter, torch.nan, dtype=dtype)
+    try:
+        bridge.load_hf_weights([gpt])
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise TrainerError(f"{path}: weights cannot be loaded ({error}); save the model again") from error
+    # A name that the bridge does not map is skipped with a warning: the NaN shows it.
+    unset = [name for name, parameter in gpt.named_parameters() if not parameter.isfinite().all()]
+    if unset:
+        raise TrainerError(f"{path}: no finite weights for {', '.join(unset)}; save the model again")
+
+
+def _recomputed(forward: Any) -> Any:
+    """Megatron's own recompute is re-entrant: with a frozen embedding it would give LoRA no gradient at all."""
+
+    def recomputing(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return recomputing

@@ -1,0 +1,128 @@
+"""The loss of one adapter's batch, token by token, such that any split into micro-batches adds up to the whole.
+
+B samples of the batch; N response tokens of the adapter in one micro-batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lora_rl.algorithms.aggregation import loss_weights
+from lora_rl.algorithms.cispo import cispo_loss
+from lora_rl.algorithms.clipped import clipped_loss
+from lora_rl.algorithms.grpo import grpo_advantages
+from lora_rl.algorithms.gspo import gspo_loss
+from lora_rl.algorithms.importance import tis_weights
+from lora_rl.algorithms.kl import kl_penalty
+from lora_rl.algorithms.reinforce import reinforce_plus_plus_advantages
+from lora_rl.algorithms.rloo import rloo_advantages
+from lora_rl.algorithms.types import TokenLoss
+from lora_rl.config import AlgorithmConfig
+from lora_rl.config.algorithm import CispoLoss, ClippedLoss, GrpoAdvantage, GspoLoss, ReinforceAdvantage, RlooAdvantage
+from lora_rl.data.types import Sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTerms:
+    """What is known of each response token. `sample_N` counts samples from 0 in this micro-batch."""
+
+    logp_N: Tensor
+    """Now; carries the gradient."""
+    entropy_N: Tensor
+    logp_rollout_N: Tensor
+    logp_old_N: Tensor
+    """Denominator of the ratio."""
+    logp_ref_N: Tensor | None
+    """Adapter off; null where no KL is in the loss."""
+    advantage_N: Tensor
+    weight_N: Tensor
+    """The sample's `sample_weights`."""
+    sample_N: Tensor
+
+
+def advantages(rewards_B: Tensor, samples: Sequence[Sample], algorithm: AlgorithmConfig) -> Tensor:
+    """Advantages [B] of a whole batch; samples with one prompt id are a group."""
+    ids = {id: index for index, id in enumerate(dict.fromkeys(sample.prompt_id for sample in samples))}
+    prompt_B = torch.tensor([ids[sample.prompt_id] for sample in samples])
+    match algorithm.advantage:
+        case ReinforceAdvantage(group_baseline=group_baseline):
+            return reinforce_plus_plus_advantages(rewards_B, prompt_B, group_baseline=group_baseline)
+        case GrpoAdvantage(divide_by_std=divide_by_std):
+            return _each_group(rewards_B, prompt_B, lambda group: grpo_advantages(group, divide_by_std=divide_by_std))
+        case RlooAdvantage():
+            return _each_group(rewards_B, prompt_B, rloo_advantages)
+
+
+def shaped_rewards(
+    rewards_B: Tensor, logp: Sequence[Tensor], logp_ref: Sequence[Tensor], algorithm: AlgorithmConfig
+) -> Tensor:
+    """Rewards [B] less the KL penalty, summed over each sample's tokens."""
+    if algorithm.kl is None:
+        return rewards_B
+    penalties = [
+        kl_penalty(now, reference, estimator=algorithm.kl.estimator).sum()
+        for now, reference in zip(logp, logp_ref, strict=True)
+    ]
+    return rewards_B - algorithm.kl.coefficient * torch.stack(penalties).to(rewards_B.device)
+
+
+def sample_weights(samples: Sequence[Sample], algorithm: AlgorithmConfig, max_response_tokens: int) -> Tensor:
+    """Weight [B] of each sample's tokens in the sum that is the loss of the whole batch."""
+    lengths_B = torch.tensor([len(sample.response_tokens) for sample in samples])
+    return loss_weights(lengths_B, aggregation=algorithm.aggregation, max_response_tokens=max_response_tokens)
+
+
+def micro_loss(terms: TokenTerms, algorithm: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """This micro-batch's part of the loss, and sums for the metrics, each over its N tokens unless named `loss/`."""
+    token = _policy_loss(terms, algorithm)
+    policy_N = token.loss_T
+    if algorithm.old_logp == "recompute" and algorithm.tis_clip is not None:
+        policy_N = policy_N * tis_weights(terms.logp_old_N, terms.logp_rollout_N, clip=algorithm.tis_clip)
+    parts = {"policy": (terms.weight_N * policy_N).sum()}
+    if algorithm.entropy_coefficient:
+        parts["entropy"] = -algorithm.entropy_coefficient * (terms.weight_N * terms.entropy_N).sum()
+    sums = _sums(terms, token)
+    if algorithm.kl is not None and terms.logp_ref_N is not None:
+        kl_N = kl_penalty(terms.logp_N, terms.logp_ref_N, estimator=algorithm.kl.estimator)
+        parts["kl"] = algorithm.kl.coefficient * (terms.weight_N * kl_N).sum()
+        sums["policy/kl_reference/mean"] = kl_N.detach().sum()
+    loss = torch.stack(list(parts.values())).sum()
+    sums |= {f"loss/{name}": part.detach() for name, part in parts.items()}
+    sums["loss/total"] = loss.detach()
+    return loss, sums
+
+
+def _policy_loss(terms: TokenTerms, algorithm: AlgorithmConfig) -> TokenLoss:
+    logp, old, advantage = terms.logp_N, terms.logp_old_N, terms.advantage_N
+    match algorithm.loss:
+        case ClippedLoss(eps_low=low, eps_high=high, dual_clip=dual_clip):
+            return clipped_loss(
+                logp, old, advantage, eps_low=low, eps_high=low if high is None else high, dual_clip=dual_clip
+            )
+        case GspoLoss(eps_low=low, eps_high=high):
+            return gspo_loss(logp, old, advantage, terms.sample_N, eps_low=low, eps_high=low if high is None else high)
+        case CispoLoss(eps_low=low, eps_high=high):
+            return cispo_loss(logp, old, advantage, eps_low=low, eps_high=high)
+
+
+def _sums(terms: TokenTerms, token: TokenLoss) -> dict[str, Tensor]:
+    # log of trainer over engine: the samples are the engine's, so k3 of it estimates KL(engine || trainer).
+    gap_N = terms.logp_N.detach() - terms.logp_rollout_N
+    return {
+        "policy/clip_fraction": token.clipped_T.float().sum(),
+        "policy/ratio/mean": token.ratio_T.sum(),
+        "policy/entropy/mean": terms.entropy_N.detach().sum(),
+        "policy/logp/mean": terms.logp_N.detach().sum(),
+        "mismatch/logp_abs/mean": gap_N.abs().sum(),
+        "mismatch/kl/mean": kl_penalty(terms.logp_rollout_N, terms.logp_N.detach(), estimator="k3").sum(),
+    }
+
+
+def _each_group(rewards_B: Tensor, prompt_B: Tensor, of_group) -> Tensor:
+    advantages_B = torch.zeros_like(rewards_B)
+    for prompt in prompt_B.unique():
+        group_B = prompt_B == prompt
+        advantages_B[group_B] = of_group(rewards_B[group_B])
+    return advantages_B

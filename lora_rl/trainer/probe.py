@@ -1,0 +1,44 @@
+"""What the trainer says of a fixed prompt, for the engine to check itself against."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lora_rl.engine.types import Probe
+from lora_rl.trainer.attention import make_layout
+from lora_rl.trainer.lora_rows import Span
+from lora_rl.trainer.model import FrozenModel
+from lora_rl.trainer.slot_bank import SlotBank
+
+PROMPT_LENGTH = 16
+NUM_TOKENS = 16
+"""Next tokens K, the likeliest with the adapter on."""
+
+
+@torch.no_grad()
+def make_probe(model: FrozenModel, bank: SlotBank, slot: int) -> Probe:
+    """Log-probabilities at temperature 1 with the slot's adapter on and off. All ranks must call it."""
+    # Spread over the vocabulary by a prime, so that the prompt depends on its size alone.
+    prompt = [(7919 * place + 13) % model.vocab_size for place in range(PROMPT_LENGTH)]
+    logp_V = _next_logp(model, bank, prompt, (Span(slot=slot, start=0, stop=len(prompt)),))
+    logp_base_V = _next_logp(model, bank, prompt, ())
+    likeliest = logp_V.sort(descending=True, stable=True).indices[:NUM_TOKENS]
+    return Probe(
+        prompt_tokens=prompt,
+        token_ids=likeliest.tolist(),
+        logp=logp_V[likeliest].tolist(),
+        logp_base=logp_base_V[likeliest].tolist(),
+    )
+
+
+def _next_logp(model: FrozenModel, bank: SlotBank, prompt: list[int], spans: tuple[Span, ...]) -> Tensor:
+    """Log-probabilities [V] of the token after `prompt`, over all ranks' shares."""
+    places = list(range(len(prompt)))
+    layout = make_layout([places], len(prompt), model.device, model.dtype)
+    tokens_T, positions_T = (torch.tensor(values, device=model.device) for values in (prompt, places))
+    with bank.routed(spans):
+        hidden_D = model.hidden_TD(tokens_T, positions_T, layout)[-1]
+    share_V = (hidden_D @ model.head_VD.T).float()
+    shares = [torch.empty_like(share_V) for _ in range(model.tp)]
+    dist.all_gather(shares, share_V, group=model.tp_group)
+    return torch.cat(shares).log_softmax(0).cpu()

@@ -1,0 +1,117 @@
+"""AdamW for one slot: its own moments, step clock and learning rate, so that no adapter feels its neighbours."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lora_rl.config import OptimizerConfig
+from lora_rl.trainer.adapter import Clock
+from lora_rl.trainer.slot_bank import SlotParameter
+from lora_rl.trainer.state_io import MOMENTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step did."""
+
+    stepped: bool
+    """False for a gradient that was not finite, or zero everywhere."""
+    finite: bool
+    grad_norm: float
+    """Before clipping."""
+    lr: float
+
+
+def learning_rate(config: OptimizerConfig, samples: int) -> float:
+    """The rate of the step that ends at `samples` samples: a linear rise over the warm-up, then the schedule's decay."""
+    if samples < config.warmup_samples:
+        return config.lr * samples / config.warmup_samples
+    if config.schedule == "constant" or config.decay_samples is None:
+        return config.lr
+    progress = min(1.0, (samples - config.warmup_samples) / (config.decay_samples - config.warmup_samples))
+    left = 1 - progress if config.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * left)
+
+
+class SlotOptimizer:
+    """Steps one slot's parameters by the gradients that backward passes left in them."""
+
+    def __init__(
+        self,
+        parameters: list[SlotParameter],
+        config: OptimizerConfig,
+        clock: Clock,
+        moments: Mapping[str, Mapping[str, Tensor]] | None,
+        tp_group: dist.ProcessGroup,
+    ):
+        """`moments` holds this rank's part of `exp_avg` and `exp_avg_sq` by parameter name; null for an adapter that never stepped."""
+        self.parameters = parameters
+        self.clock = clock
+        self._config = config
+        self._tp_group = tp_group
+        self._adamw = torch.optim.AdamW(
+            [parameter.value for parameter in parameters],
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+        )
+        for parameter in parameters:
+            state = self._adamw.state[parameter.value]
+            state["step"] = torch.tensor(float(clock.steps))
+            for moment in MOMENTS:
+                value = moments[moment][parameter.name] if moments else torch.zeros_like(parameter.value)
+                state[moment] = value.to(parameter.value.device, torch.float32, copy=True).contiguous()
+
+    def moment(self, name: str, parameter: SlotParameter) -> Tensor:
+        """This rank's part of `exp_avg` or `exp_avg_sq`."""
+        return self._adamw.state[parameter.value][name]
+
+    def step(self, num_samples: int) -> StepResult:
+        """Clip, step and drop the gradient of `num_samples` samples. All ranks must call it.
+
+        A gradient that is not finite is dropped and counted. One that is zero everywhere (all advantages zero) is no step at all:
+        neither momentum nor weight decay move the adapter where nothing was learnt. The sample clock goes on in both cases.
+        """
+        norm = self._gradient_norm()
+        finite, samples = math.isfinite(norm), self.clock.samples + num_samples
+        lr = learning_rate(self._config, samples)
+        stepped = finite and norm > 0
+        if stepped:
+            self._clip(norm)
+            self._adamw.param_groups[0]["lr"] = lr
+            self._adamw.step()
+        self.drop_gradient()
+        self.clock = Clock(
+            steps=self.clock.steps + stepped,
+            samples=samples,
+            skipped_in_a_row=self.clock.skipped_in_a_row + 1 if not finite else 0,
+        )
+        return StepResult(stepped=stepped, finite=finite, grad_norm=norm, lr=lr)
+
+    def drop_gradient(self) -> None:
+        self._adamw.zero_grad(set_to_none=True)
+
+    def _gradient_norm(self) -> float:
+        """Of the whole adapter: split parts are summed over the group, parts that every rank holds count once."""
+        device = self.parameters[0].value.device
+        squares = {True: torch.zeros((), device=device), False: torch.zeros((), device=device)}
+        for parameter in self.parameters:
+            if parameter.value.grad is not None:
+                squares[parameter.split_dim is not None] += parameter.value.grad.square().sum()
+        total = torch.stack([squares[True], squares[False] / self._tp_group.size()])
+        if self._tp_group.size() > 1:
+            # Summed as a whole, so that all ranks take the same decision from the same bits.
+            dist.all_reduce(total, group=self._tp_group)
+        return total.sum().sqrt().item()
+
+    def _clip(self, norm: float) -> None:
+        limit = self._config.clip_grad_norm
+        if limit is not None and norm > limit:
+            for parameter in self.parameters:
+                if parameter.value.grad is not None:
+                    parameter.value.grad.mul_(limit / (norm + 1e-6))

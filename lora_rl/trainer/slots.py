@@ -1,0 +1,84 @@
+"""Who lives in which slot. Slots are a cache of train states: the store has all of them."""
+
+from dataclasses import dataclass, replace
+
+from lora_rl.config import AdapterConfig
+from lora_rl.trainer.adapter import Lora, lora_of
+from lora_rl.trainer.model import FrozenModel
+from lora_rl.trainer.slot_bank import SlotBank
+from lora_rl.trainer.slot_optimizer import SlotOptimizer
+from lora_rl.trainer.state_io import MOMENTS, TrainState
+
+
+@dataclass(kw_only=True)
+class Tenant:
+    """An adapter in a slot."""
+
+    slot: int
+    adapter: AdapterConfig
+    lora: Lora
+    seed: int
+    optimizer: SlotOptimizer
+    digest: str | None
+    """Of the state that the slot holds; null once it has moved on."""
+    pending_samples: int = 0
+    """Samples whose gradient waits for the optimizer step."""
+
+
+class SlotTable:
+    """Adapters by name in at most `num_slots` slots; the one used least recently makes room."""
+
+    def __init__(self, model: FrozenModel, bank: SlotBank, num_slots: int):
+        self._model = model
+        self._bank = bank
+        self._free = list(range(num_slots))
+        self._tenants: dict[str, Tenant] = {}
+        """Least recently used first."""
+
+    def find(self, name: str) -> Tenant | None:
+        """The adapter's slot, now the one used last."""
+        tenant = self._tenants.pop(name, None)
+        if tenant is not None:
+            self._tenants[name] = tenant
+        return tenant
+
+    def admit(self, adapter: AdapterConfig, state: TrainState, digest: str) -> Tenant:
+        """Put a state in the lowest free slot, or in the place of the adapter's own earlier state."""
+        self.evict(adapter.name)
+        if not self._free:
+            self.evict(next(iter(self._tenants)))
+        slot = min(self._free)
+        lora = lora_of(adapter, self._model.num_layers)
+        parameters = self._bank.fill(slot, lora, state.weights)
+        moments = {
+            moment: {p.name: self._bank.share(state.moments[moment][p.name], p.split_dim) for p in parameters}
+            for moment in MOMENTS
+        }
+        optimizer = SlotOptimizer(parameters, adapter.optimizer, state.clock, moments, self._model.tp_group)
+        self._free.remove(slot)
+        self._tenants[adapter.name] = Tenant(
+            slot=slot, adapter=adapter, lora=lora, seed=state.seed, optimizer=optimizer, digest=digest
+        )
+        return self._tenants[adapter.name]
+
+    def evict(self, name: str) -> None:
+        """Leave nothing of the adapter, if it is here."""
+        tenant = self._tenants.pop(name, None)
+        if tenant is not None:
+            self._bank.clear(tenant.slot)
+            self._free.append(tenant.slot)
+
+    def snapshot(self, tenant: Tenant) -> TrainState:
+        """The tenant's state. All ranks must call it."""
+        parameters = tenant.optimizer.parameters
+        return TrainState(
+            lora=tenant.lora,
+            clock=tenant.optimizer.clock,
+            seed=tenant.seed,
+            base=self._model.fingerprint,
+            weights={p.name: self._bank.whole(p.value, p.split_dim) for p in parameters},
+            moments={
+                moment: {p.name: self._bank.whole(tenant.optimizer.moment(moment, p), p.split_dim) for p in parameters}
+                for moment in MOMENTS
+            },
+        )
