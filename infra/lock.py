@@ -36,11 +36,13 @@ def resolve(files, constraints):
     with tempfile.TemporaryDirectory() as folder:
         held, report = Path(folder, "held.txt"), Path(folder, "report.json")
         held.write_text("".join(f"{name}=={version}\n" for name, version in constraints.items()))
-        command = [sys.executable, "-m", "pip", "install", "-qq", "--dry-run", "--ignore-installed"]
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
         command += ["--report", str(report), "-c", str(held)]
         for file in files:
             command += ["-r", str(file)]
-        subprocess.run(command, check=True)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0:
+            sys.exit(done.stdout[done.stdout.find("ERROR:") :])
         installs = json.loads(report.read_text())["install"]
     return {canonical(item["metadata"]["name"]): item["metadata"]["version"] for item in installs}
 
