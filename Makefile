@@ -24,7 +24,7 @@ lint:  # style and types
 
 docs:  # writes the generated pages of docs/
 	$(SETUP)
-	$(BIN)/lora-rl docs
+	$(BIN)/python -c "from lora_rl.tracking import metrics_page; print(metrics_page(), end='')" > docs/metrics.md
 
 bench:  # measures and writes benchmarks/results/
 	$(SETUP)

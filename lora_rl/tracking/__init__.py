@@ -1,0 +1,26 @@
+"""What people look at: numbers, curves, tables and the state of a run.
+
+metrics.py declares every metric; plots.py draws; samples.py shows answers; summary.py puts an iteration in a
+line or a page; status.py reads a run from its records.
+"""
+
+from lora_rl.tracking.metrics import METRICS, Metric, check_declared, metrics_page
+from lora_rl.tracking.plots import reward_curve_png, reward_curve_text
+from lora_rl.tracking.samples import sample_table
+from lora_rl.tracking.status import iteration_under_way, run_status
+from lora_rl.tracking.summary import iteration_line, iteration_markdown, publish_metrics
+
+__all__ = [
+    "METRICS",
+    "Metric",
+    "check_declared",
+    "iteration_line",
+    "iteration_markdown",
+    "iteration_under_way",
+    "metrics_page",
+    "publish_metrics",
+    "reward_curve_png",
+    "reward_curve_text",
+    "run_status",
+    "sample_table",
+]
