@@ -1,8 +1,10 @@
 """Records for tests: complete, valid, and different only in what a test names."""
 
+import hashlib
 from typing import Any
 
 from lora_rl.data.types import FinishReason, Sample
+from lora_rl.store import AdapterRef, ArtifactStore, BlobRef, StepRecord
 
 
 def make_sample(**fields: Any) -> Sample:
@@ -29,3 +31,42 @@ def make_group(prompt_id: str, rewards_G: list[float | None], **fields: Any) -> 
         make_sample(id=f"{prompt_id}/{index}", prompt_id=prompt_id, reward=reward, **fields)
         for index, reward in enumerate(rewards_G)
     ]
+
+
+def make_adapter(store: ArtifactStore, version: int = 1, **fields: Any) -> AdapterRef:
+    """An exported adapter whose three blobs are in `store`; weights differ by version."""
+    values: dict[str, Any] = {
+        "name": "default",
+        "version": version,
+        "weights": store.put_blob("adapter_weights", f"weights of version {version}".encode()),
+        "config": store.put_blob("adapter_config", b'{"peft_type":"LORA"}'),
+        "probe": store.put_blob("probe", b"{}"),
+    }
+    return AdapterRef(**values | fields)
+
+
+def make_step_record(store: ArtifactStore, **fields: Any) -> StepRecord:
+    """A rollout's record. Its only output is put in `store`, unless `fields` have other outputs."""
+    outputs = fields.pop("outputs", None) or {"samples": store.put_blob("samples", b"samples").to_json()}
+    values: dict[str, Any] = {
+        "step": "rollout",
+        "fingerprint": "f" * 64,
+        "inputs": {"adapter": "a" * 64},
+        "outputs": outputs,
+        "metrics": {"reward/total/mean": 0.5},
+        "values": {"position": 16},
+        "started": "2026-11-29T18:00:00.000+00:00",
+        "seconds": 1.5,
+        "attempt": 1,
+        "versions": {"lora-rl": "0.1.0"},
+    }
+    return StepRecord(**values | fields)
+
+
+def make_adapter_ref(name: str, version: int, *, weights: str = "weights", config: str = "config") -> AdapterRef:
+    """An adapter version without bytes behind it; `weights` and `config` stand for the contents."""
+    blobs = {
+        file: BlobRef(key=f"cas/{file}/{text}", sha256=hashlib.sha256(text.encode()).hexdigest(), size=len(text))
+        for file, text in (("weights", weights), ("config", config), ("probe", "probe"))
+    }
+    return AdapterRef(name=name, version=version, **blobs)

@@ -16,7 +16,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Process]:
         server.start()
         yield server
     finally:
-        server.stop()
+        server.kill()
 
 
 @pytest.fixture(scope="session")
@@ -38,4 +38,4 @@ def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Process]
         server.start()
         yield server
     finally:
-        server.stop()
+        server.kill()

@@ -3,7 +3,6 @@
 import http.client
 import http.server
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -74,19 +73,10 @@ class S3Process:
         wait_until(self._has_bucket, f"{self._command[0]} (log in {self._folder})")
 
     def kill(self) -> None:
-        """As a crash: no chance to finish anything."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self) -> None:
-        if self._process is None or self._process.poll() is not None:
-            return
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        """As a crash: no chance to finish anything. What it stored stays in its folder."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def _has_bucket(self) -> bool:
         try:

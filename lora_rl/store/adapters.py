@@ -1,4 +1,4 @@
-"""PEFT directories of exported adapters, in the store and on disk. The manifest comes last: without it, incomplete."""
+"""PEFT directories of exported adapters, in the store and on disk; whole once the manifest, the last file, exists."""
 
 import json
 from pathlib import Path

@@ -145,12 +145,9 @@ class ArtifactStore:
 
 def open_store(config: StoreConfig) -> ArtifactStore:
     """The store at `config.uri`. Touches nothing yet; `check` does. Raises ConfigError for a URI that cannot be one."""
-    scheme, separator, rest = config.uri.partition("://")
-    if not separator or scheme == "file":
-        return ArtifactStore(LocalObjects(Path(rest if separator else config.uri).expanduser()))
-    if scheme != "s3":
-        raise ConfigError(f"store.uri: {config.uri!r} is neither a folder nor file:// nor s3://; choose one of these")
-    bucket, _, prefix = rest.strip("/").partition("/")
+    if not config.uri.startswith("s3://"):
+        return ArtifactStore(LocalObjects(Path(config.uri.removeprefix("file://")).expanduser()))
+    bucket, _, prefix = config.uri.removeprefix("s3://").rstrip("/").partition("/")
     if not is_key(bucket) or (prefix and not is_key(prefix)):
         raise ConfigError(
             "store.uri: not of the form s3://bucket/prefix with letters, digits, `.`, `_` and `-`; correct it, and set "
