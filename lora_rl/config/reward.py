@@ -11,7 +11,8 @@ class RewardTerm(Section):
     """One grader and its weight in the sum."""
 
     name: str = Field(min_length=1)
-    """A built-in grader (`exact`, `format`, `math`, `gsm8k`, `reasoning_gym`) or `module:function`."""
+    """A built-in grader (`exact`, `format`, `number`, `gsm8k`, `math`, `deepscaler`, `dapo`, `f1`, `gpqa`, `overlong`,
+    `reasoning_gym`) or `module:function`; with `boxed_` before it, it sees what stands in the last `\\boxed{}` alone."""
 
     weight: float = 1.0
     """Factor of this grader's score in the reward."""
@@ -31,4 +32,4 @@ class RewardConfig(Section):
     """Grader processes."""
 
     on_error: Literal["zero", "drop"] = "zero"
-    """A grader that raises or hangs: score 0, or leave the sample out of training. Both are counted."""
+    """A grader that raises or hangs: the sample's reward is 0, or it is left out of training. Both are counted."""
