@@ -12,7 +12,7 @@ class RewardTerm(Section):
 
     name: str = Field(min_length=1)
     """A built-in grader (`exact`, `format`, `number`, `gsm8k`, `math`, `deepscaler`, `dapo`, `f1`, `gpqa`, `overlong`,
-    `reasoning_gym`) or `module:function`; with `boxed_` before it, it sees what stands in the last `\\boxed{}` alone."""
+    `reasoning_gym`) or `module:function`; after `boxed_` it sees what stands in the last `\\boxed{}` alone."""
 
     weight: float = 1.0
     """Factor of this grader's score in the reward."""
