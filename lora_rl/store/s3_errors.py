@@ -44,7 +44,7 @@ def refusal_of(error: Exception) -> Refusal:
         return Refusal.FINAL
     if isinstance(error, FileNotFoundError):
         return Refusal.MISSING
-    if isinstance(error, FileExistsError) or code == "PreconditionFailed":
+    if code == "PreconditionFailed":  # s3fs raises it as FileExistsError for some servers, as EINVAL for others
         return Refusal.EXISTS
     if status in (429, 500, 502, 503, 504) or code in _TRANSIENT_CODES:
         return Refusal.TRANSIENT

@@ -28,6 +28,11 @@ def test_empty_blob_is_a_blob(store: ArtifactStore):
     assert store.get_blob(ref) == b""
 
 
+def test_blob_that_is_sent_in_parts_comes_back(store: ArtifactStore):
+    data = os.urandom(2**20) * 101  # s3fs sends 100 MiB and more in parts, and fetches above 50 MiB in ranges
+    assert store.get_blob(store.put_blob("state", data)) == data
+
+
 def test_present_blob_is_not_written_again(store: ArtifactStore):
     ref = store.put_blob("samples", b"12345678")
     store.write(ref.key, b"87654321")  # same size: only a second write would bring the bytes back
@@ -122,6 +127,17 @@ def test_writes_of_another_store_are_seen_at_once(store: ArtifactStore, store_ur
     assert (store.list("runs"), store.read("runs/a/1.json")) == (["runs/a/2.json"], None)
 
 
+def test_blob_that_changed_since_it_was_listed_is_measured_anew(store: ArtifactStore, store_uri: str):
+    ref, other = store.put_blob("samples", b"12345678"), open_store(StoreConfig(uri=store_uri))
+    assert store.list("cas/samples") == [ref.key]
+    other.write(ref.key, b"1234")
+    assert not store.has_blob(ref)
+    other.write(ref.key, b"12345678")
+    assert store.has_blob(ref)
+    other.delete(ref.key)
+    assert not store.has_blob(ref)
+
+
 def test_uri_of_the_root_opens_the_same_store(store: ArtifactStore):
     ref = store.put_blob("samples", b"data")
     assert open_store(StoreConfig(uri=store.uri())).get_blob(ref) == b"data"
@@ -149,3 +165,7 @@ def test_processes_that_create_one_document_see_one_winner(store: ArtifactStore,
     seen = race(store_uri, keys, contenders=4)
     assert seen == [[store.read(key) for key in keys]] * 4
     assert store.list() == keys
+
+
+def test_session_fixture_gives_a_store_that_works(s3_store_uri: str):
+    open_store(StoreConfig(uri=s3_store_uri)).check()
