@@ -24,7 +24,7 @@ class FileData(Section):
     """Column with a JSON object handed to the reward; null for none."""
 
     system_prompt: str | None = None
-    """System message put before a text prompt."""
+    """System message put first; messages that begin with one of their own keep it."""
 
     shuffle: bool = True
     """Shuffle once an epoch, by the run's seed."""
@@ -53,7 +53,7 @@ class HubData(Section):
     """Column with a JSON object handed to the reward; null for none."""
 
     system_prompt: str | None = None
-    """System message put before a text prompt."""
+    """System message put first; messages that begin with one of their own keep it."""
 
     shuffle: bool = True
     """Shuffle once an epoch, by the run's seed."""

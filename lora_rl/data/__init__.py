@@ -1,7 +1,8 @@
 """Prompts in, samples out.
 
-types.py holds the records; rows.py reads rows of files, hub data sets and procedural tasks; chat.py renders them for
-the model; sources.py puts both in an order that a position can go on from; samples_io.py is the Parquet form of samples.
+types.py holds the records; rows.py reads files, hub data sets and procedural tasks; chat.py renders rows for the model;
+sources.py puts prompts in an order that a position can go on from; samples_io.py is the Parquet form of samples;
+exact_json.py carries metadata.
 """
 
 from lora_rl.data.types import FinishReason, Prompt, Sample

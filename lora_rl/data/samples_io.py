@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lora_rl.data import exact_json
 from lora_rl.data.types import FinishReason, Sample
 from lora_rl.errors import DataError
 
@@ -90,17 +91,14 @@ def _check_lengths(sample: Sample) -> None:
 
 def _to_json(values: dict[str, Any], column: str, id: str) -> str:
     try:
-        text = json.dumps(values, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        return exact_json.dumps(values)
     except (TypeError, ValueError) as error:
-        raise DataError(f"samples: {id}: {column} is not JSON ({error}); use plain values") from error
-    if json.loads(text) != values:
-        raise DataError(f"samples: {id}: {column} changes in JSON; use lists for tuples and texts for keys")
-    return text
+        raise DataError(f"samples: {id}: {column} has no JSON form ({error}); use plain, finite values") from error
 
 
 def _from_json(text: str, column: str, id: str) -> dict[str, Any]:
     try:
-        values = json.loads(text)
+        values = exact_json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"samples: {id}: column {column} is not JSON ({error})") from error
     if not isinstance(values, dict):

@@ -24,7 +24,7 @@ def _graded_samples():
             logp_rollout=[-rng.random() * 10 for _ in range(index)],
             finish_reason=list(FinishReason)[index % 3],
             label=None if index % 2 else "-0.1",
-            metadata={"difficulty": {"terms": [2, 3.5, True, None]}, "名": "x"},
+            metadata={"difficulty": {"terms": [2, 3.5, True, None]}, "名": ("x", {0: (1,)})},
             reward=[None, 0.1 + 0.2, -1.0][index % 3],
             reward_details={"exact": 1 / 3, "error": "grader raised"},
         )
@@ -100,7 +100,7 @@ def test_lists_of_unequal_length_are_not_written():
         write_samples([make_sample(logp_rollout=[-0.1])])
 
 
-@pytest.mark.parametrize("metadata", [{"a": (1, 2)}, {1: "a"}, {"a": {1, 2}}, {"a": math.nan}])
-def test_metadata_that_json_would_change_is_not_written(metadata):
+@pytest.mark.parametrize("metadata", [{"a": {1, 2}}, {"a": math.nan}])
+def test_metadata_without_a_json_form_is_not_written(metadata):
     with pytest.raises(DataError, match="0/0/0: metadata"):
         write_samples([make_sample(metadata=metadata)])
