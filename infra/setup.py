@@ -159,11 +159,9 @@ def install_torch(pip, torch):
     try:
         pip_install(pip, ["--no-deps", torch, *(["--extra-index-url", index] if index else [])])
     except SetupError as error:
-        if "No matching distribution" not in str(error):
-            raise
         raise SetupError(
-            f"{torch}: not found{f' at {index}' if index else ''} nor where pip is set up to look; set "
-            "LORA_RL_TORCH_INDEX to PyTorch's wheel index for this build (for +cpu its URL ends in /whl/cpu)"
+            f"{error}\n{torch}: where pip finds no such build{f' at {index}' if index else ''}, set "
+            "LORA_RL_TORCH_INDEX to PyTorch's wheel index for it (for +cpu its URL ends in /whl/cpu)"
         ) from error
 
 

@@ -1,11 +1,16 @@
 """Fixtures for what is started and stopped; once a session where starting is slow."""
 
 import os
+import secrets
 from collections.abc import Iterator
 
 import pytest
 
 from tests.s3 import BUCKET, S3Process, moto, seaweedfs
+
+os.environ |= {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "RAY_USAGE_STATS_ENABLED": "0"}
+# A Ray head asks for a token where the home folder holds one, and drivers that name an address do not send that one.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 @pytest.fixture(scope="session")
