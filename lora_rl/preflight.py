@@ -3,12 +3,12 @@
 import psutil
 
 from lora_rl.config import RunConfig
-from lora_rl.data import check_data
+from lora_rl.data.sources import check_data
 from lora_rl.errors import ConfigError, LoraRlError
 from lora_rl.models import check_model
 from lora_rl.rewards import check_rewards
 from lora_rl.store import open_store
-from lora_rl.trainer import check_targets
+from lora_rl.trainer.targets import target_faults
 
 GIB = 2**30
 RUNTIME_GIB = 4.0
@@ -21,7 +21,7 @@ def check_run(config: RunConfig) -> None:
         *check_model(config.model),
         *check_data(config.data),
         *check_rewards(config.reward),
-        *check_targets(config.adapter),
+        *target_faults(config.adapter),
         *_check_store(config),
         *_check_memory(config),
     ]

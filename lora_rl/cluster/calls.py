@@ -1,15 +1,12 @@
 """Calls to actors: awaited with a deadline, cancelled when it passes, errors as the actor raised them."""
 
 import asyncio
-import logging
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError, WorkerCrashedError
 
 from lora_rl.errors import ActorLost, DeadlineExceeded
-
-logger = logging.getLogger("lora_rl.cluster")
 
 
 async def call(method: Any, *, deadline_s: float, **arguments: Any) -> Any:
@@ -30,13 +27,13 @@ async def call(method: Any, *, deadline_s: float, **arguments: Any) -> Any:
     except (RayActorError, WorkerCrashedError, TaskCancelledError) as error:
         raise ActorLost(f"{name}: the actor died or became unreachable: {error}") from error
     except RayTaskError as error:
-        logger.debug("%s failed in the actor:\n%s", name, error.traceback_str)
         raise _original(error) from None
 
 
 def _original(error: RayTaskError) -> BaseException:
+    """The error as the actor raised it, with the actor's traceback as a note."""
     cause = error.cause
-    if isinstance(cause, BaseException):
-        cause.add_note(error.traceback_str)
-        return cause
-    return error
+    if not isinstance(cause, BaseException):
+        return error
+    cause.add_note(str(error))
+    return cause

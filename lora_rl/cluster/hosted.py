@@ -48,8 +48,8 @@ class RolloutHost(LogDraining):
     async def start(self) -> dict[str, Any]:
         return await self._rollout.start()
 
-    async def rollout(self, *, engines: list[ActorHandle], deadline_s: float, **arguments: Any) -> Any:
-        clients = [RemoteEngine(handle, deadline_s) for handle in engines]
+    async def rollout(self, *, engines: list[ActorHandle], engine_deadline_s: float, **arguments: Any) -> Any:
+        clients = [RemoteEngine(handle, engine_deadline_s) for handle in engines]
         return await self._rollout.rollout(engines=clients, **arguments)
 
     async def grade(self, **arguments: Any) -> Any:

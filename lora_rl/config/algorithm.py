@@ -108,7 +108,7 @@ class AlgorithmConfig(Section):
     """Log-probabilities in the ratio's denominator: the engine's, or the trainer's own from before the step."""
 
     tis_clip: float | None = Field(default=2.0, gt=0)
-    """Truncated importance sampling, bound of exp(logp_old - logp_rollout) with `old_logp: recompute`; null for none."""
+    """Truncated importance sampling: bound of exp(logp_old - logp_rollout), for `recompute`; null for none."""
 
     kl: KlConfig | None = None
     """Penalty on the distance to the base; null for none."""

@@ -42,7 +42,8 @@ class TinyShape:
     layers: int = 2
     heads: int = 4
     kv_heads: int = 2
-    head_dim: int = 16
+    head_dim: int = 32
+    """vLLM's attention on a CPU has no kernel for 16."""
     ffn: int = 128
     max_positions: int = 2048
 
