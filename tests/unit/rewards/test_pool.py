@@ -180,7 +180,7 @@ async def test_worker_killed_between_batches_is_replaced_at_no_cost(pool: Grader
     await pool.grade(samples_of("fine", "fine"))
     for pid in pool.pids:
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda pid=pid: not is_running(pid))
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert [result.reward for result in await pool.grade(samples_of("fine", "fine"))] == [1.0, 1.0]
 
 
@@ -264,7 +264,11 @@ def test_killed_parent_leaves_no_workers_busy_or_idle() -> None:
     assert all(is_running(pid) for pid in pids)
     parent.kill()
     parent.wait()
-    wait_until(lambda: not any(is_running(pid) for pid in pids))
+    try:
+        wait_until(lambda: not any(is_running(pid) for pid in pids))
+    finally:
+        for pid in filter(is_running, pids):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_repeated_graders_get_keys_of_their_own() -> None:
