@@ -10,7 +10,8 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 demo:  # trains a small real model for a few iterations and prints what it learned
 	$(SETUP)
-	$(BIN)/lora-rl run examples/quickstart.yaml
+	$(BIN)/lora-rl run examples/quickstart.yaml --run-name demo --store outputs/demo-store
+	$(BIN)/lora-rl status demo --store outputs/demo-store
 
 test:  # every test; ARGS="-k name" narrows
 	$(SETUP)
@@ -26,6 +27,6 @@ docs:  # writes the generated pages of docs/
 	$(SETUP)
 	$(BIN)/python -c "from lora_rl.tracking import metrics_page; print(metrics_page(), end='')" > docs/metrics.md
 
-bench:  # measures and writes benchmarks/results/
+bench:  # measures and appends to benchmarks/results/
 	$(SETUP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.cpu_lora_ops
