@@ -12,13 +12,11 @@ from lora_rl.errors import ConfigError, DataError
 
 @dataclass(frozen=True, kw_only=True)
 class PromptBatch:
-    """Prompts drawn, and where the next draw goes on."""
+    """Prompts drawn. The lists have the same length."""
 
     prompts: list[Prompt]
-    position: int
-    """Rows consumed since the start of the run, those left out included."""
-    num_too_long: int
-    """Rows left out for their length."""
+    positions: list[int]
+    """Where a draw goes on after each prompt: rows consumed since the start of the run, those left out included."""
 
 
 class PromptSource:
@@ -41,33 +39,36 @@ class PromptSource:
         The same arguments give the same prompts. Raises DataError for a row that cannot be used, and where a whole
         epoch holds no prompt that is short enough.
         """
-        prompts, start, shortest = [], position, None
-        since_last = 0
+        prompts: list[Prompt] = []
+        positions: list[int] = []
+        too_long: list[int] = []
         while len(prompts) < count:
             epoch, place = divmod(position, len(self))
             prompt = self._prompt(epoch, self._row_number(epoch, place))
             position += 1
             if len(prompt.tokens) <= max_prompt_tokens:
                 prompts.append(prompt)
-                since_last, shortest = 0, None
+                positions.append(position)
+                too_long.clear()
                 continue
-            since_last += 1
-            shortest = min(len(prompt.tokens), shortest or len(prompt.tokens))
-            if since_last == len(self):
+            too_long.append(len(prompt.tokens))
+            if len(too_long) == len(self):
                 raise DataError(
                     f"sampling.max_prompt_tokens: {max_prompt_tokens} leaves out all {len(self)} prompts, "
-                    f"the shortest has {shortest} tokens; raise it"
+                    f"the shortest has {min(too_long)} tokens; raise it"
                 )
-        return PromptBatch(prompts=prompts, position=position, num_too_long=position - start - count)
+        return PromptBatch(prompts=prompts, positions=positions)
 
     def _row_number(self, epoch: int, place: int) -> int:
         if not self._shuffle:
             return place
-        if self._order[0] != epoch:
-            order = list(range(len(self)))
-            random.Random(f"{self._seed}/{epoch}").shuffle(order)
-            self._order = (epoch, order)
-        return self._order[1][place]
+        # A cancelled caller's thread may still be drawing: it must not change the order between a check and its use.
+        order = self._order
+        if order[0] != epoch:
+            numbers = list(range(len(self)))
+            random.Random(f"{self._seed}/{epoch}").shuffle(numbers)
+            self._order = order = (epoch, numbers)
+        return order[1][place]
 
     def _prompt(self, epoch: int, number: int) -> Prompt:
         row: Row = self._rows[number]

@@ -26,9 +26,9 @@ def test_taking_in_parts_equals_taking_at_once_also_by_a_source_opened_later(sou
     whole = _take(source, 0, 25)
     later = open_source(FileData(uri=write_jsonl(PROMPTS)), renderer, seed=0)
     first = _take(source, 0, 7)
-    second = _take(later, first.position, 18)
+    second = _take(later, first.positions[-1], 18)
     assert first.prompts + second.prompts == whole.prompts
-    assert second.position == whole.position == 25
+    assert first.positions + second.positions == whole.positions == list(range(1, 26))
 
 
 def test_each_epoch_has_every_row_once_in_another_order(source):
@@ -56,15 +56,16 @@ def test_a_prompt_carries_its_row(source):
     assert "7 + 7?" in prompt.text
 
 
-def test_prompts_that_are_too_long_are_left_out_and_counted(write_jsonl, renderer):
+def test_prompts_that_are_too_long_are_left_out_but_count_as_consumed(write_jsonl, renderer):
     rows = [{"prompt": "word " * (100 if n % 2 else 1), "answer": "a"} for n in range(10)]
     source = open_source(FileData(uri=write_jsonl(rows), shuffle=False), renderer, seed=0)
     first = _take(source, 0, 3, max_prompt_tokens=60)
-    second = _take(source, first.position, 3, max_prompt_tokens=60)
+    second = _take(source, first.positions[-1], 3, max_prompt_tokens=60)
     assert _ids(first) == ["0/0", "0/2", "0/4"]
-    assert (first.position, first.num_too_long) == (5, 2)
+    assert first.positions == [1, 3, 5]
     assert _ids(second) == ["0/6", "0/8", "1/0"]
-    assert (second.position, second.num_too_long) == (11, 3)
+    assert second.positions == [7, 9, 11]
+    assert _take(source, 0, 15, max_prompt_tokens=60).positions[-1] == 29
 
 
 def test_data_of_which_nothing_is_short_enough_is_refused(source):
