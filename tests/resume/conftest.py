@@ -33,17 +33,16 @@ def cluster_environment(s3_store_uri: str, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def drive(cluster_environment: dict[str, str]) -> Callable[..., int]:
-    """Runs a driver process to its end, or to the kill point given; returns its exit status."""
+def drive(cluster_environment: dict[str, str]) -> Callable[..., None]:
+    """Runs a driver process, with a fatal moment where `fate` is given, and checks that it ends as it must."""
 
-    def drive(run: str, store: str, *kill: str) -> int:
-        command = [sys.executable, "-m", "tests.resume.driver", run, store, str(ITERATIONS), *kill]
+    def drive(run: str, store: str, *fate: str) -> None:
+        command = [sys.executable, "-m", "tests.resume.driver", run, store, str(ITERATIONS), *fate]
         done = subprocess.run(
             command, env=cluster_environment, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
         )
-        expected = -signal.SIGKILL if kill else 0
-        assert done.returncode == expected, f"{done.returncode} {kill}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-        return done.returncode
+        expected = -signal.SIGKILL if fate and "driver" in fate[0] else 0
+        assert done.returncode == expected, f"{done.returncode} {fate}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
 
     return drive
 

@@ -1,45 +1,70 @@
-"""A driver that kills itself: `python -m tests.resume.driver RUN STORE ITERATIONS [WHEN COMMIT IT]`.
+"""A driver with a fatal moment: `python -m tests.resume.driver RUN STORE ITERATIONS [VICTIMS WHEN STEP IT]`.
 
-WHEN is `before` or `after`, COMMIT a step's name or `COMMIT`: at that commit of iteration IT the process gets SIGKILL.
+WHEN is `begin` (an execution of the step begins), `before` or `after` (its commit); STEP a step's name or `COMMIT`. At
+that moment of iteration IT the VICTIMS get SIGKILL: some of `engine`, `trainer`, `rollout` and `driver`, joined by `+`.
 """
 
 import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
+
+import psutil
 
 from flows.train import train
 from lora_rl.cluster import connect
+from lora_rl.cluster.workstation import current_workstation
 from lora_rl.store import RunRecords, StepRecord
 
+HOSTS = {"engine": "ray::EngineHost", "trainer": "ray::TrainerHost", "rollout": "ray::RolloutHost"}
 
-def arm(when: str, commit: str, it: int) -> None:
-    """Makes the chosen commit fatal."""
 
-    def fatal(method: Any, matches: Any) -> Any:
-        def wrapped(self: RunRecords, n: int, document: Any) -> Any:
-            hit = n == it and matches(document)
-            if hit and when == "before":
-                os.kill(os.getpid(), signal.SIGKILL)
-            result = method(self, n, document)
-            if hit:
-                os.kill(os.getpid(), signal.SIGKILL)
+def kill(victims: list[str]) -> None:
+    """Kills actors of this workstation, and last the driver."""
+    station = current_workstation()
+    assert station is not None
+    ray = next(server for server in station.servers if server.name == "ray")
+    for process in psutil.Process(ray.pid).children(recursive=True):
+        if any(process.name().startswith(HOSTS[victim]) for victim in victims if victim != "driver"):
+            process.kill()
+    if "driver" in victims:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(victims: list[str], when: str, step: str, it: int) -> None:
+    """Makes the chosen moment fatal, once."""
+
+    def fatal(method: Callable[..., Any], matches: Callable[[Any], bool]) -> Callable[..., Any]:
+        armed = True
+
+        def wrapped(self: RunRecords, n: int, what: Any) -> Any:
+            nonlocal armed
+            hit = armed and n == it and matches(what)
+            armed = armed and not hit
+            if hit and when != "after":
+                kill(victims)
+            result = method(self, n, what)
+            if hit and when == "after":
+                kill(victims)
             return result
 
         return wrapped
 
-    if commit == "COMMIT":
+    if when == "begin":
+        RunRecords.begin_attempt = fatal(RunRecords.begin_attempt, lambda name: name == step)
+    elif step == "COMMIT":
         RunRecords.commit_iteration = fatal(RunRecords.commit_iteration, lambda document: True)
     else:
         RunRecords.commit_step = fatal(
-            RunRecords.commit_step, lambda document: isinstance(document, StepRecord) and document.step == commit
+            RunRecords.commit_step, lambda record: isinstance(record, StepRecord) and record.step == step
         )
 
 
 if __name__ == "__main__":
-    run, store, iterations, *kill = sys.argv[1:]
-    if kill:
-        arm(kill[0], kill[1], int(kill[2]))
+    run, store, iterations, *fate = sys.argv[1:]
+    if fate:
+        arm(fate[0].split("+"), fate[1], fate[2], int(fate[3]))
     connect()
     asyncio.run(train(run=run, store=store, iterations=int(iterations)))

@@ -21,11 +21,34 @@ def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_driver_killed_before_and_after_every_commit_ends_bit_identical(drive, store_uri, uninterrupted):
     records = new_run("killed", store_uri)
     for commit in (*STEPS, "COMMIT"):
-        drive("killed", store_uri, "before", commit, str(KILLED_IN))
-        drive("killed", store_uri, "after", commit, str(KILLED_IN))
+        drive("killed", store_uri, "driver", "before", commit, str(KILLED_IN))
+        drive("killed", store_uri, "driver", "after", commit, str(KILLED_IN))
     drive("killed", store_uri)
     assert results(records) == uninterrupted
     assert len(uninterrupted) == ITERATIONS
     # before its commit each step was executed once in vain; after it, never again
     assert {step: records.attempts(KILLED_IN, step) for step in STEPS} == dict.fromkeys(STEPS, 2)
     assert {step: records.attempts(0, step) for step in STEPS} == dict.fromkeys(STEPS, 1)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("victims", "when", "step"),
+    [
+        pytest.param("trainer", "begin", "train_step", id="trainer"),
+        pytest.param("engine", "begin", "rollout", id="engine"),
+        pytest.param("engine+trainer+rollout+driver", "after", "train_step", id="all"),
+    ],
+)
+def test_killed_actors_are_started_again_and_the_run_ends_bit_identical(
+    drive, tmp_path, uninterrupted, victims, when, step
+):
+    store = f"file://{tmp_path}"
+    records = new_run("survivor", store)
+    drive("survivor", store, victims, when, step, str(KILLED_IN))
+    if "driver" in victims:
+        drive("survivor", store)
+    assert results(records) == uninterrupted
+    retried = 2 if when == "begin" else 1
+    assert records.attempts(KILLED_IN, step) == retried
