@@ -3,6 +3,7 @@
 from typing import Any
 
 from prefect import flow
+from prefect.logging.handlers import APILogHandler
 from prefect.runtime import flow_run
 
 from flows.iteration import iteration
@@ -17,3 +18,11 @@ async def train(run: str, store: str, iterations: int) -> dict[str, Any]:
         history.append(await iteration(run, n, store))
         await report_progress(run, history, iterations)
     return await finish_run(run, store, iterations)
+
+
+async def train_to_end(run: str, store: str, iterations: int) -> dict[str, Any]:
+    """`train`, with its log delivered when this returns: the server may end right after."""
+    try:
+        return await train(run=run, store=store, iterations=iterations)
+    finally:
+        await APILogHandler.aflush()

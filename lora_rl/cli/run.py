@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +14,8 @@ from rich.console import Console
 from lora_rl.config import RunConfig, load_config
 from lora_rl.store import STEPS, RunRecords, open_store
 
-QUIET_CONSOLE = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR", "PREFECT_LOGGING_EXTRA_LOGGERS": ""}
-"""The progress display takes the terminal; Prefect's server still gets every line."""
+QUIET_PREFECT = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
+"""The progress display takes the terminal, and the error is said once; Prefect's server still gets every line."""
 
 
 def run(
@@ -23,54 +24,67 @@ def run(
     store: Annotated[
         str | None, typer.Option(help="Folder, file://... or s3://bucket/prefix.", envvar="LORA_RL_STORE")
     ] = None,
-    set_: Annotated[list[str], typer.Option("--set", help="key.path=value, over the file; repeatable.")] = [],  # noqa: B006
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key.path=value, over the file; repeatable.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved config and the plan; allocate nothing.")
     ] = False,
 ) -> None:
     """Runs CONFIG to its end, or goes on where the run of that name stopped.
 
-    Alone it brings its own Ray and Prefect; where `lora-rl up` has been called, or RAY_ADDRESS and PREFECT_API_URL are
+    Alone it brings its own Ray and Prefect. Where `lora-rl up` has been called, or RAY_ADDRESS and PREFECT_API_URL are
     set, it uses those.
     """
-    checked = _load(config, run_name, store, set_)
+    checked = _load(config, run_name, store, set_ or [])
     console = Console()
     if dry_run:
         _print_plan(console, checked)
         return
+    _make_importable(config.absolute().parent)
+    from lora_rl.cli.report import print_adapter, print_report
     from lora_rl.preflight import check_run
 
     with console.status("checking model, data, reward, store and memory"):
         check_run(checked)
-    records = RunRecords(open_store(checked.store), str(checked.run_name))
+    artifacts = open_store(checked.store)
+    records = RunRecords(artifacts, str(checked.run_name))
     records.create_run(checked.model_dump(mode="json"), checked.sha256)
+    with console.status("making the model ready"):
+        _make_model(checked)
     result = _execute(console, checked, records)
-    console.print(
-        f"adapter {result['adapter']['name']}@{result['adapter']['version']}: {result['uri']}", soft_wrap=True
-    )
+    print_report(console, artifacts, records, str(checked.run_name), checked.iterations)
+    print_adapter(console, result)
 
 
 def _load(path: Path, run_name: str | None, store: str | None, overrides: list[str]) -> RunConfig:
-    given = [f"run_name={run_name}"] if run_name else []
-    given += [f"store.uri={store}"] if store else []
+    given = [f"run_name={run_name}"] if run_name is not None else []
+    given += [f"store.uri={store}"] if store is not None else []
     return load_config(path, [*overrides, *given])
 
 
 def _print_plan(console: Console, config: RunConfig) -> None:
     console.print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), markup=False, highlight=False)
-    records = RunRecords(open_store(config.store), str(config.run_name))
-    done = records.first_uncommitted() if records.run_document() else 0
     samples = config.sampling.rollout_batch_size * config.sampling.n_samples_per_prompt
-    console.print(f"plan: iterations {done} to {config.iterations - 1} of {config.run_name} in {config.store.uri}")
-    console.print(f"each: {' → '.join(STEPS)}; {samples} samples an optimizer step")
+    console.print(f"plan: run {config.run_name} to iteration {config.iterations} in {config.store.uri}", soft_wrap=True)
+    console.print(f"each iteration: {' → '.join(STEPS)}; {samples} samples for one optimizer step")
+
+
+def _make_importable(folder: Path) -> None:
+    """Graders named `module:function` may stand beside the config; processes started from here inherit the path."""
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
+def _make_model(config: RunConfig) -> None:
+    from lora_rl.models import resolve_model
+
+    resolve_model(config.model.name)
 
 
 def _execute(console: Console, config: RunConfig, records: RunRecords) -> dict[str, Any]:
+    from lora_rl import cluster
     from lora_rl.cluster import workstation
 
-    os.environ.update(workstation.QUIET)
-    for name, value in QUIET_CONSOLE.items():
-        os.environ.setdefault(name, value)
+    os.environ.update(workstation.QUIET | QUIET_PREFECT)
     station = workstation.current_workstation()
     with ExitStack() as cleanup:
         if station is not None:
@@ -79,13 +93,11 @@ def _execute(console: Console, config: RunConfig, records: RunRecords) -> dict[s
             with console.status("starting Prefect"):
                 os.environ["PREFECT_API_URL"] = cleanup.enter_context(workstation.private_prefect_server())
         with console.status("joining Ray"):
-            from lora_rl import cluster
-
             cluster.connect()
             cleanup.callback(cluster.disconnect)
         # Prefect reads its settings when it is imported
-        from flows.train import train
+        from flows.train import train_to_end
         from lora_rl.cli.progress import show_progress
 
         with show_progress(console, str(config.run_name), records, config.iterations):
-            return asyncio.run(train(run=str(config.run_name), store=config.store.uri, iterations=config.iterations))
+            return asyncio.run(train_to_end(str(config.run_name), config.store.uri, config.iterations))

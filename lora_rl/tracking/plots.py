@@ -1,37 +1,45 @@
-"""Pictures of a run: the reward curve as PNG and for a terminal."""
+"""Pictures of a run: its reward, and where its time goes."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-WIDTH_IN, HEIGHT_IN, DPI = 8.0, 4.5, 110
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH_IN, HEIGHT_IN, DPI = 8.0, 4.2, 120
 SMOOTHING_WINDOW = 5
-ACCENT, MUTED, SECOND = "#2457d6", "#a9bdf2", "#e07b39"
+INK, GRID, BLUE, ORANGE = "#24292f", "#d8dee4", "#2457d6", "#d9622b"
+STEP_COLORS = {
+    "rollout": "#2457d6",
+    "reward": "#7aa2f7",
+    "train_step": "#d9622b",
+    "export_adapter": "#f2b38c",
+    "hot_load": "#3a9d6e",
+}
 
 
 def reward_curve_png(
     iterations: Sequence[int], rewards: Sequence[float], *, title: str, exact: Sequence[float] | None = None
 ) -> bytes:
-    """PNG of the mean reward by iteration, smoothed over a few, with the share of exact answers [0, 1] where given."""
-    # matplotlib takes a second to import, and the terminal needs it not
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    """PNG of the mean reward by iteration: values as dots, smoothed over a few as a line.
 
-    figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(iterations, rewards, color=MUTED, marker="o", markersize=3, linewidth=1)
-    axes.plot(iterations, smoothed(rewards), color=ACCENT, linewidth=2.4, label="mean reward")
+    `exact`, where given, is the share of exact answers in [0, 1] by iteration, with an axis of its own.
+    """
+    figure, axes = _canvas(title, "mean reward")
+    lines = [_curve(axes, iterations, rewards, BLUE, "mean reward")]
     if exact is not None:
-        axes.plot(iterations, smoothed(exact), color=SECOND, linewidth=2.0, label="exact answers (share)")
-    axes.set_xlabel("iteration")
-    axes.set_ylabel("reward")
-    axes.set_title(title, loc="left", fontweight="bold")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False, loc="upper left")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+        right = axes.twinx()
+        right.spines[["top", "left", "bottom", "right"]].set_visible(False)
+        right.tick_params(length=0, labelcolor=ORANGE)
+        right.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+        lines.append(_curve(right, iterations, exact, ORANGE, "exact answers"))
+        right.set_ylim(0, max(0.05, *exact) * 1.15)
+        axes.tick_params(axis="y", labelcolor=BLUE)
+    axes.legend(handles=lines, frameon=False, loc="upper left", ncols=2)
+    axes.margins(y=0.18)
+    return _png(figure)
 
 
 def reward_curve_text(iterations: Sequence[int], rewards: Sequence[float], *, width: int = 60, height: int = 12) -> str:
@@ -48,8 +56,54 @@ def reward_curve_text(iterations: Sequence[int], rewards: Sequence[float], *, wi
     return figure.show()
 
 
+def timeline_png(commits: Sequence[Mapping[str, Any]], *, title: str, last: int = 20) -> bytes:
+    """PNG of the seconds that each step took in the `last` iterations, from their COMMIT records, as stacked bars."""
+    shown = commits[-last:]
+    iterations = [commit["it"] for commit in shown]
+    figure, axes = _canvas(title, "seconds")
+    bottom = [0.0] * len(shown)
+    for step, color in STEP_COLORS.items():
+        seconds = [float(commit["steps"].get(step, {}).get("seconds") or 0.0) for commit in shown]
+        axes.bar(iterations, seconds, bottom=bottom, width=0.72, color=color, label=step)
+        bottom = [below + height for below, height in zip(bottom, seconds, strict=True)]
+    axes.set_ylim(0, max(bottom) * 1.18)
+    axes.legend(frameon=False, loc="upper left", ncols=len(STEP_COLORS), columnspacing=1.2, handlelength=1.0)
+    return _png(figure)
+
+
 def smoothed(values: Sequence[float], window: int = SMOOTHING_WINDOW) -> list[float]:
     """Mean of each value and the ones up to `window` // 2 away on either side."""
     half = window // 2
     around = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     return [sum(part) / len(part) for part in around]
+
+
+def _canvas(title: str, y_label: str) -> "tuple[Figure, Axes]":
+    # matplotlib takes a second to import, which the terminal can do without.
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=12)
+    axes.set_xlabel("iteration", color=INK)
+    axes.set_ylabel(y_label, color=INK)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(GRID)
+    axes.tick_params(length=0, labelcolor=INK)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure, axes
+
+
+def _curve(axes: "Axes", iterations: Sequence[int], values: Sequence[float], color: str, label: str) -> Any:
+    axes.plot(iterations, values, color=color, alpha=0.35, marker="o", markersize=3.5, linewidth=0)
+    (line,) = axes.plot(iterations, smoothed(values), color=color, linewidth=2.4, label=label)
+    return line
+
+
+def _png(figure: "Figure") -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()

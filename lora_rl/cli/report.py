@@ -1,0 +1,54 @@
+"""What a finished run shows: the reward curve, answers before and after, and where the adapter lies."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lora_rl.data.samples_io import read_samples
+from lora_rl.data.types import Sample
+from lora_rl.store import ArtifactStore, BlobRef, RunRecords
+from lora_rl.tracking import last_turn, reward_curve_png, reward_curve_text
+
+ANSWERS_SHOWN = 4
+EXACT = "reward/exact/mean"
+
+
+def print_report(console: Console, artifacts: ArtifactStore, records: RunRecords, run: str, iterations: int) -> None:
+    """The report of a run whose `iterations` are committed; the curve is also written to the store."""
+    commits = [commit for it in range(iterations) if (commit := records.iteration_commit(it))]
+    its, rewards = [commit["it"] for commit in commits], [commit["reward_mean"] for commit in commits]
+    exact = [commit["metrics"][EXACT] for commit in commits] if EXACT in commits[0]["metrics"] else None
+    console.print(reward_curve_text(its, rewards), markup=False, highlight=False)
+    if exact:
+        console.print(f"exact answers: {exact[0]:.0%} in the first iteration, {exact[-1]:.0%} in the last")
+    console.print(_answers(artifacts, commits[0], "answers before"))
+    console.print(_answers(artifacts, commits[-1], "answers after"))
+    key = f"runs/{run}/reward_curve.png"
+    artifacts.write(key, reward_curve_png(its, rewards, title=run, exact=exact))
+    console.print(f"curve    {_shown(artifacts.uri(key))}", soft_wrap=True)
+
+
+def print_adapter(console: Console, result: dict[str, Any]) -> None:
+    """Where the adapter lies, for PEFT and vLLM."""
+    console.print(f"adapter  {_shown(result['uri'])}  (a PEFT directory)", soft_wrap=True)
+
+
+def _answers(artifacts: ArtifactStore, commit: dict[str, Any], title: str) -> Table:
+    samples = read_samples(artifacts.get_blob(BlobRef.from_json(commit["samples"])))
+    firsts: dict[str, Sample] = {}
+    for sample in samples:
+        firsts.setdefault(sample.prompt_id, sample)
+    table = Table("prompt", "answer", "reference", "reward", title=f"{title} (iteration {commit['it']})")
+    for sample in list(firsts.values())[:ANSWERS_SHOWN]:
+        reward = "-" if sample.reward is None else f"{sample.reward:.2f}"
+        table.add_row(last_turn(sample), sample.response_text.strip(), sample.label or "", reward)
+    return table
+
+
+def _shown(uri: str) -> str:
+    path = Path(uri.removeprefix("file://"))
+    if uri.startswith("file://") and path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    return uri
