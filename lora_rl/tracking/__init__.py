@@ -5,7 +5,7 @@ line or a page; status.py reads a run from its records.
 """
 
 from lora_rl.tracking.metrics import METRICS, Metric, check_declared, metrics_page
-from lora_rl.tracking.plots import reward_curve_png, reward_curve_text
+from lora_rl.tracking.plots import reward_curve_png, reward_curve_text, timeline_png
 from lora_rl.tracking.samples import last_turn, sample_table
 from lora_rl.tracking.status import iteration_under_way, run_status
 from lora_rl.tracking.summary import iteration_line, iteration_markdown, publish_metrics
@@ -24,4 +24,5 @@ __all__ = [
     "reward_curve_text",
     "run_status",
     "sample_table",
+    "timeline_png",
 ]

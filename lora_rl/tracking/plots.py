@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH_IN, HEIGHT_IN, DPI = 8.0, 4.2, 120
+WIDTH_IN, HEIGHT_IN, DPI = 8.0, 3.6, 120
 SMOOTHING_WINDOW = 5
 INK, GRID, BLUE, ORANGE = "#24292f", "#d8dee4", "#2457d6", "#d9622b"
 STEP_COLORS = {
@@ -25,20 +25,14 @@ def reward_curve_png(
 ) -> bytes:
     """PNG of the mean reward by iteration: values as dots, smoothed over a few as a line.
 
-    `exact`, where given, is the share of exact answers in [0, 1] by iteration, with an axis of its own.
+    `exact`, where given, is the share of exact answers in [0, 1] by iteration, in a panel of its own.
     """
-    figure, axes = _canvas(title, "mean reward")
-    lines = [_curve(axes, iterations, rewards, BLUE, "mean reward")]
+    figure, panels = _canvas(title, 1 if exact is None else 2)
+    _curve(panels[0], iterations, rewards, BLUE, "mean reward")
     if exact is not None:
-        right = axes.twinx()
-        right.spines[["top", "left", "bottom", "right"]].set_visible(False)
-        right.tick_params(length=0, labelcolor=ORANGE)
-        right.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-        lines.append(_curve(right, iterations, exact, ORANGE, "exact answers"))
-        right.set_ylim(0, max(0.05, *exact) * 1.15)
-        axes.tick_params(axis="y", labelcolor=BLUE)
-    axes.legend(handles=lines, frameon=False, loc="upper left", ncols=2)
-    axes.margins(y=0.18)
+        _curve(panels[1], iterations, exact, ORANGE, "exact answers")
+        panels[1].set_ylim(bottom=0)
+        panels[1].yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     return _png(figure)
 
 
@@ -60,12 +54,13 @@ def timeline_png(commits: Sequence[Mapping[str, Any]], *, title: str, last: int 
     """PNG of the seconds that each step took in the `last` iterations, from their COMMIT records, as stacked bars."""
     shown = commits[-last:]
     iterations = [commit["it"] for commit in shown]
-    figure, axes = _canvas(title, "seconds")
+    figure, (axes,) = _canvas(title, 1)
     bottom = [0.0] * len(shown)
     for step, color in STEP_COLORS.items():
         seconds = [float(commit["steps"].get(step, {}).get("seconds") or 0.0) for commit in shown]
         axes.bar(iterations, seconds, bottom=bottom, width=0.72, color=color, label=step)
         bottom = [below + height for below, height in zip(bottom, seconds, strict=True)]
+    _label(axes, iterations, "seconds")
     axes.set_ylim(0, max(bottom) * 1.18)
     axes.legend(frameon=False, loc="upper left", ncols=len(STEP_COLORS), columnspacing=1.2, handlelength=1.0)
     return _png(figure)
@@ -78,29 +73,33 @@ def smoothed(values: Sequence[float], window: int = SMOOTHING_WINDOW) -> list[fl
     return [sum(part) / len(part) for part in around]
 
 
-def _canvas(title: str, y_label: str) -> "tuple[Figure, Axes]":
+def _canvas(title: str, num_panels: int) -> "tuple[Figure, list[Axes]]":
     # matplotlib takes a second to import, which the terminal can do without.
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=12)
+    figure.suptitle(title, x=0.015, ha="left", fontsize=13, fontweight="bold", color=INK)
+    return figure, list(figure.subplots(1, num_panels, squeeze=False)[0])
+
+
+def _curve(axes: "Axes", iterations: Sequence[int], values: Sequence[float], color: str, label: str) -> None:
+    axes.plot(iterations, values, color=color, alpha=0.35, marker="o", markersize=3.5, linewidth=0)
+    axes.plot(iterations, smoothed(values), color=color, linewidth=2.4)
+    _label(axes, iterations, label)
+
+
+def _label(axes: "Axes", iterations: Sequence[int], label: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_title(label, loc="left", fontsize=10, color=INK)
     axes.set_xlabel("iteration", color=INK)
-    axes.set_ylabel(y_label, color=INK)
+    axes.set_xlim(min(iterations) - 0.5, max(iterations) + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(GRID)
     axes.tick_params(length=0, labelcolor=INK)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure, axes
-
-
-def _curve(axes: "Axes", iterations: Sequence[int], values: Sequence[float], color: str, label: str) -> Any:
-    axes.plot(iterations, values, color=color, alpha=0.35, marker="o", markersize=3.5, linewidth=0)
-    (line,) = axes.plot(iterations, smoothed(values), color=color, linewidth=2.4, label=label)
-    return line
 
 
 def _png(figure: "Figure") -> bytes:

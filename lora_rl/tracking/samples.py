@@ -9,6 +9,8 @@ TEXT_LIMIT = 160
 """Characters of a cell."""
 
 _SPECIAL_TOKEN = re.compile(r"<\|.*?\|>|</?s>|\[/?INST\]")
+_ANSWER_HEADER = re.compile(r"(assistant|model)\b")
+_ROLE_HEADER = re.compile(r"^(user|tool)\n")
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|!#~&$])")
 
 
@@ -17,16 +19,19 @@ def sample_table(samples: Sequence[Sample], *, limit: int) -> str:
     firsts = {sample.prompt_id: sample for sample in reversed(samples)}
     chosen = list(reversed(firsts.values()))[:limit]
     rows = "\n".join(
-        f"| {_tail(question(sample))} | {_head(sample.response_text)} | {_head(sample.label or '')} "
+        f"| {_tail(last_turn(sample))} | {_head(sample.response_text)} | {_head(sample.label or '')} "
         f"| {_reward(sample)} |"
         for sample in chosen
     )
     return f"| prompt | answer | reference | reward |\n| --- | --- | --- | ---: |\n{rows}"
 
 
-def question(sample: Sample) -> str:
-    """The prompt without the chat template's special tokens."""
-    return _one_line(_SPECIAL_TOKEN.sub(" ", sample.prompt_text))
+def last_turn(sample: Sample) -> str:
+    """What the answer answers, on one line: the prompt's last message without roles and special tokens."""
+    parts = [part for text in _SPECIAL_TOKEN.split(sample.prompt_text) if (part := text.strip())]
+    if len(parts) > 1 and _ANSWER_HEADER.match(parts[-1]):
+        parts.pop()
+    return _one_line(_ROLE_HEADER.sub("", parts[-1])) if parts else ""
 
 
 def _head(text: str) -> str:
