@@ -1,4 +1,4 @@
-"""Every error lora-rl raises on purpose. Each is also the stdlib kind a caller would expect, and survives pickling between processes.
+"""Every error lora-rl raises on purpose. Each is also the stdlib kind a caller would expect, and can be pickled.
 
 Messages read: subject, value, rule, mend. For example
 `adapter.rank: 600 exceeds trainer.max_rank 64; lower it or raise trainer.max_rank`.

@@ -2,7 +2,7 @@
 
 from prefect.client.schemas.objects import State
 
-from lora_rl import cluster
+from lora_rl.cluster import roles
 from lora_rl.store import AdapterRef, BlobRef, StepRecord
 from tasks.context import Start
 from tasks.step import StepResult, bring_logs, run_step, step
@@ -16,7 +16,7 @@ async def export_adapter(at: Start, trained: StepRecord) -> State | StepRecord:
     version = at.n + 1
 
     async def body() -> StepResult:
-        trainer = await cluster.trainer(config, at.model_path)
+        trainer = await roles.trainer(config, at.model_path)
         reply = await trainer.call_all(
             "export_adapter",
             deadline_s=config.deadlines.publish_s,
@@ -48,7 +48,7 @@ async def new_adapter(at: Start) -> State | StepRecord:
     config = at.config
 
     async def body() -> StepResult:
-        trainer = await cluster.trainer(config, at.model_path)
+        trainer = await roles.trainer(config, at.model_path)
         state = await trainer.call_all(
             "new_state",
             deadline_s=config.deadlines.train_s,

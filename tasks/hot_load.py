@@ -5,8 +5,8 @@ import asyncio
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from lora_rl import cluster
-from lora_rl.cluster import ActorGroup
+from lora_rl.cluster import roles
+from lora_rl.cluster.actors import ActorGroup
 from lora_rl.cluster.calls import call
 from lora_rl.engine import PublishReply
 from lora_rl.store import AdapterRef, StepRecord
@@ -21,7 +21,7 @@ async def serve(at: Iteration, adapter: AdapterRef) -> tuple[ActorGroup, list[Pu
     An engine is asked what it serves, never assumed: it may have been restarted. A failed load keeps the old adapter.
     """
     deadlines = at.config.deadlines
-    engines = await cluster.engines(at.config, at.model_path)
+    engines = await roles.engines(at.config, at.model_path)
     serving = await asyncio.gather(
         *(call(engine.serving, deadline_s=deadlines.publish_s) for engine in engines.handles)
     )

@@ -2,7 +2,7 @@
 
 from prefect.client.schemas.objects import State
 
-from lora_rl import cluster
+from lora_rl.cluster import roles
 from lora_rl.store import StepRecord
 from tasks.context import Iteration
 from tasks.step import StepResult, bring_logs, run_step, step
@@ -15,7 +15,7 @@ async def reward(at: Iteration, samples: StepRecord) -> State | StepRecord:
     blob = samples.output("samples")
 
     async def body() -> StepResult:
-        rollouter = await cluster.rollouter(config, at.model_path)
+        rollouter = await roles.rollouter(config, at.model_path)
         reply = await rollouter.call_first(
             "grade", deadline_s=config.deadlines.reward_s, store=at.store, samples=blob, reward=config.reward
         )

@@ -2,7 +2,7 @@
 
 from prefect.client.schemas.objects import State
 
-from lora_rl import cluster
+from lora_rl.cluster import roles
 from lora_rl.store import StepRecord
 from tasks.context import Iteration
 from tasks.hot_load import serve
@@ -17,7 +17,7 @@ async def rollout(at: Iteration) -> State | StepRecord:
 
     async def body() -> StepResult:
         engines, _ = await serve(at, at.adapter)
-        rollouter = await cluster.rollouter(config, at.model_path)
+        rollouter = await roles.rollouter(config, at.model_path)
         reply = await rollouter.call_first(
             "rollout",
             deadline_s=config.deadlines.rollout_s,

@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 from prefect.tasks import Task
 
-from lora_rl.cluster import ActorGroup
+from lora_rl.cluster.actors import ActorGroup
 from lora_rl.errors import ActorLost
 from lora_rl.store import BlobRef, StepRecord, fingerprint, utc_now
 from tasks.context import Start

@@ -2,7 +2,7 @@
 
 from prefect.client.schemas.objects import State
 
-from lora_rl import cluster
+from lora_rl.cluster import roles
 from lora_rl.store import StepRecord
 from tasks.context import Iteration
 from tasks.step import StepResult, bring_logs, run_step, step
@@ -15,7 +15,7 @@ async def train_step(at: Iteration, scored: StepRecord) -> State | StepRecord:
     blob = scored.output("samples")
 
     async def body() -> StepResult:
-        trainer = await cluster.trainer(config, at.model_path)
+        trainer = await roles.trainer(config, at.model_path)
         reply = await trainer.call_all(
             "train_step",
             deadline_s=config.deadlines.train_s,

@@ -81,21 +81,25 @@ def _make_model(config: RunConfig) -> None:
 
 
 def _execute(console: Console, config: RunConfig, records: RunRecords) -> dict[str, Any]:
-    from lora_rl import cluster
     from lora_rl.cluster import workstation
+    from lora_rl.cluster.token import token_environment
 
     os.environ.update(workstation.QUIET | QUIET_PREFECT)
     station = workstation.current_workstation()
     with ExitStack() as cleanup:
         if station is not None:
             workstation.use_workstation(station)
+        elif "RAY_ADDRESS" not in os.environ:
+            os.environ.update(token_environment())
         if "PREFECT_API_URL" not in os.environ:
             with console.status("starting Prefect"):
                 os.environ["PREFECT_API_URL"] = cleanup.enter_context(workstation.private_prefect_server())
         with console.status("joining Ray"):
-            cluster.connect()
-            cleanup.callback(cluster.disconnect)
-        # Prefect reads its settings when it is imported
+            from lora_rl.cluster.connect import connect, disconnect  # Ray reads its settings when it is imported
+
+            connect()
+            cleanup.callback(disconnect)
+        # as Prefect does
         from flows.train import train_to_end
         from lora_rl.cli.progress import show_progress
 

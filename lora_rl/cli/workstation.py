@@ -28,6 +28,7 @@ def up(
     console.print(f"Prefect UI  {station.prefect_api_url.removesuffix('/api')}")
     console.print(f"Ray head    {station.ray_address}")
     if checked:
+        workstation.use_workstation(station)
         with console.status("starting the actors"):
             asyncio.run(_start_actors(checked, station.ray_address))
         console.print(f"actors      ready for {checked.model.name}")
@@ -35,17 +36,16 @@ def up(
 
 
 async def _start_actors(config: RunConfig, ray_address: str) -> None:
-    from lora_rl import cluster
+    from lora_rl.cluster import roles
+    from lora_rl.cluster.connect import connect, disconnect
     from lora_rl.models import resolve_model
 
-    cluster.connect(ray_address)
+    connect(ray_address)
     model_path = resolve_model(config.model.name)
     try:
-        await asyncio.gather(
-            *(role(config, model_path) for role in (cluster.engines, cluster.trainer, cluster.rollouter))
-        )
+        await asyncio.gather(*(role(config, model_path) for role in (roles.engines, roles.trainer, roles.rollouter)))
     finally:
-        cluster.disconnect()
+        disconnect()
 
 
 def down() -> None:

@@ -1,11 +1,6 @@
 """Ray: joining a cluster, the long-lived actors, and calls with deadlines.
 
 connect.py joins or starts a cluster; actors.py finds and starts named actors; roles.py says which a run needs;
-calls.py awaits them; logs.py brings their logs out.
+hosted.py what may be called on them; calls.py awaits calls; logs.py brings logs out. workstation.py, processes.py and
+token.py are free of Ray, which reads the token's variables when it is imported: call `token_environment` first.
 """
-
-from lora_rl.cluster.actors import ActorGroup
-from lora_rl.cluster.connect import connect, disconnect
-from lora_rl.cluster.roles import engines, rollouter, trainer
-
-__all__ = ["ActorGroup", "connect", "disconnect", "engines", "rollouter", "trainer"]

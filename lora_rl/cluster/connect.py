@@ -7,11 +7,10 @@ import threading
 
 import ray
 
+from lora_rl.cluster.workstation import OBJECT_STORE_BYTES
 from lora_rl.errors import ClusterError
 
 NAMESPACE = "lora-rl"
-OBJECT_STORE_BYTES = 256 * 2**20
-"""Only small records pass through Ray; tensors and texts go through the store."""
 
 
 def connect(address: str | None = None) -> str:

@@ -5,17 +5,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lora_rl.cluster.connect import OBJECT_STORE_BYTES
 from lora_rl.cluster.processes import Server, end, free_port, last_lines, require_free_port, spawn, wait_for_http
+from lora_rl.cluster.token import token_environment
 from lora_rl.errors import ClusterError, DeadlineExceeded
 from lora_rl.home import home
 
 START_DEADLINE_S = 120.0
+OBJECT_STORE_BYTES = 256 * 2**20
+"""Only small records pass through Ray; tensors and texts go through the store."""
 QUIET = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -60,13 +62,14 @@ def up(*, ray_port: int, prefect_port: int) -> Workstation:
     require_free_port(ray_port, "--ray-port")
     api_url = f"http://127.0.0.1:{prefect_port}/api"
     ray_address = f"127.0.0.1:{ray_port}"
+    token = token_environment()
     servers: list[Server] = []
     try:
         servers.append(spawn("prefect", _prefect_command(prefect_port), _prefect_env(prefect_port)))
-        servers.append(spawn("ray", _ray_command(ray_port), QUIET))
+        servers.append(spawn("ray", _ray_command(ray_port), QUIET | token))
         wait_for_http(servers[0], f"{api_url}/health", START_DEADLINE_S)
-        _wait_for_ray(servers[1], ray_address)
-        env = {**QUIET, "PREFECT_API_URL": api_url, "RAY_ADDRESS": ray_address}
+        _wait_for_ray(servers[1], ray_address, token)
+        env = {**QUIET, **token, "PREFECT_API_URL": api_url, "RAY_ADDRESS": ray_address}
         servers.append(spawn("deployments", [sys.executable, "-m", "flows.serve"], env))
     except BaseException:
         for server in reversed(servers):
@@ -131,12 +134,17 @@ def _ray_command(port: int) -> list[str]:
     ]
 
 
-def _wait_for_ray(server: Server, address: str) -> None:
+def _wait_for_ray(server: Server, address: str, token: Mapping[str, str]) -> None:
     give_up = time.monotonic() + START_DEADLINE_S
     while time.monotonic() < give_up:
         if not server.alive:
             raise ClusterError(f"ray ended while starting; see {server.log}\n{last_lines(server)}")
-        check = subprocess.run([_ray_program(), "health-check", "--address", address], capture_output=True, check=False)
+        check = subprocess.run(
+            [_ray_program(), "health-check", "--address", address],
+            capture_output=True,
+            check=False,
+            env={**os.environ, **token},
+        )
         if check.returncode == 0:
             return
     raise DeadlineExceeded(f"ray: {address} did not answer within {START_DEADLINE_S:g} s; see {server.log}")
@@ -144,5 +152,6 @@ def _wait_for_ray(server: Server, address: str) -> None:
 
 def use_workstation(workstation: Workstation) -> None:
     """Makes this process a client of the workstation; what the user has set goes first."""
+    os.environ.update(token_environment())
     os.environ.setdefault("RAY_ADDRESS", workstation.ray_address)
     os.environ.setdefault("PREFECT_API_URL", workstation.prefect_api_url)

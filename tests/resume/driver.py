@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from flows.train import train
-from lora_rl.cluster import connect
+from lora_rl.cluster.connect import connect
 from lora_rl.cluster.workstation import current_workstation
 from lora_rl.store import RunRecords, StepRecord
 

@@ -1,0 +1,23 @@
+"""The token that every process of our Ray clusters shows: without one, whoever reaches a port could run code."""
+
+import os
+import secrets
+
+from lora_rl.home import home
+
+
+def token_environment() -> dict[str, str]:
+    """Variables that make Ray ask for this machine's token and show it; empty where the user has decided.
+
+    Set explicitly: a driver that is given an address does not look for a token by itself.
+    """
+    if "RAY_AUTH_MODE" in os.environ:
+        return {}
+    path = home() / "ray-token"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+    except FileExistsError:
+        pass
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
