@@ -20,6 +20,8 @@ from lora_rl.config import EngineConfig
 from lora_rl.errors import EngineError
 
 GIB = 2**30
+CPU_BATCH_TOKENS = 4096
+"""Tokens of one forward pass on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,9 @@ def start_vllm(
     if current_platform.is_cpu():
         arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * GIB)
         arguments["scheduler_cls"] = "lora_rl.engine.scheduler.StopTextScheduler"
+        # After a part of a prompt vLLM rewinds the request's generator, which a CPU generator cannot: no parts.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(engine.max_model_len, CPU_BATCH_TOKENS)
         # vLLM compiles a counting function for logprobs in spite of the rest: 20 s at the first probe.
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
     if engine.tensor_parallel > 1:
