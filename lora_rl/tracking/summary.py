@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lora_rl.engine import PublishReply
+from lora_rl.engine import PublishOutcome, PublishReply
 from lora_rl.store import STEPS
 
 
@@ -31,13 +31,14 @@ def iteration_markdown(run: str, commit: dict[str, Any]) -> str:
 
 
 def publish_metrics(replies: Sequence[PublishReply]) -> dict[str, float]:
-    """The slowest replica by stage, and the largest error of the probe."""
-    if not replies:
+    """The slowest replica by stage, and the largest error of the probe, over the replicas that loaded the adapter."""
+    loaded = [reply for reply in replies if reply.outcome is PublishOutcome.LOADED]
+    if not loaded:
         return {}
     stages = {
-        f"publish/{stage}_s": max(reply.seconds[stage] for reply in replies) for stage in ("read", "load", "probe")
+        f"publish/{stage}_s": max(reply.seconds[stage] for reply in loaded) for stage in ("read", "load", "probe")
     }
     return stages | {
-        "publish/probe_error/max": max(reply.probe_error for reply in replies),
-        "publish/probe_effect/max": max(reply.probe_effect for reply in replies),
+        "publish/probe_error/max": max(reply.probe_error for reply in loaded),
+        "publish/probe_effect/max": max(reply.probe_effect for reply in loaded),
     }
