@@ -37,6 +37,10 @@ class ActorLost(ClusterError):
     """An actor died or became unreachable during a call. Nothing committed is lost; the iteration can be run again."""
 
 
+class EngineDied(ActorLost):
+    """vLLM's processes ended under a living engine actor. Its `start` starts them again, serving nothing."""
+
+
 class EngineError(LoraRlError, RuntimeError):
     """The rollout engine cannot serve the request."""
 

@@ -36,5 +36,5 @@ class EngineConfig(Section):
     threads: int = Field(default=2, gt=0)
     """CPU threads of the engine."""
 
-    probe_tolerance: float = Field(default=0.2, gt=0)
-    """A publish is refused when engine and trainer differ by more than this in a log-probability of the probe."""
+    probe_tolerance: float = Field(default=0.3, gt=0)
+    """A publish is refused when the probe's log-probabilities, engine against trainer, differ by more on average."""

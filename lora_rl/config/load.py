@@ -19,10 +19,10 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """
     path = Path(path)
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML config") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: holds {type(values).__name__}, not a mapping of config sections")
@@ -80,11 +80,18 @@ def _fault(details: Any) -> str:
 
 def _apply(values: dict[str, Any], override: str) -> None:
     key_path, equals, text = override.partition("=")
-    if not equals or not key_path:
+    if not equals or not all(key_path.split(".")):
         raise ConfigError(f"--set {override!r}: not of the form key.path=value")
     *sections, key = key_path.split(".")
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
             raise ConfigError(f"--set {override!r}: {section} is not a section")
-    values[key] = yaml.safe_load(text)
+    try:
+        values[key] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override!r}: the value is not valid YAML ({_problem(error)}); quote it") from error
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    return str(error).splitlines()[0]

@@ -37,7 +37,8 @@ class EngineActor:
         self._config = engine
         self._max_rank = next((rank for rank in ENGINE_MAX_RANKS if rank >= max_rank), max_rank)
         self._seed = seed
-        self._versions = VersionRegistry(slots=slots, resident_versions=engine.resident_versions)
+        self._slots = slots
+        self._versions = self._no_versions()
         self._server: AdapterServer | None = None
         self._starting = asyncio.Lock()
         self._publishing = asyncio.Lock()
@@ -47,9 +48,15 @@ class EngineActor:
         self._vllm_parent = ThreadPoolExecutor(1, thread_name_prefix="vllm-parent")
 
     async def start(self) -> dict[str, Any]:
-        """Starts vLLM once; later calls return at once. Returns what was started, with the seconds it took."""
+        """Starts vLLM where it does not run: at first, and after its processes have died. Returns what runs.
+
+        After a start nothing is served until a publish.
+        """
         async with self._starting:
             started = time.perf_counter()
+            if self._server is not None and self._server.dead:
+                await asyncio.to_thread(self._server.shutdown)
+                self._server, self._versions = None, self._no_versions()
             if self._server is None:
                 self._server = await asyncio.get_running_loop().run_in_executor(self._vllm_parent, self._start_vllm)
                 logger.info("serving %s, up to %d adapter versions", self._model_path, self._versions.capacity)
@@ -133,6 +140,9 @@ class EngineActor:
             await asyncio.to_thread(self._server.shutdown)
             self._server = None
         self._vllm_parent.shutdown(wait=False)
+
+    def _no_versions(self) -> VersionRegistry:
+        return VersionRegistry(slots=self._slots, resident_versions=self._config.resident_versions)
 
     def _start_vllm(self) -> "AdapterServer":
         set_environment(self._config)

@@ -17,6 +17,8 @@ def set_environment(engine: EngineConfig) -> None:
         "MKL_NUM_THREADS": threads,
         "OMP_DYNAMIC": "FALSE",
         "MKL_DYNAMIC": "FALSE",
+        # Waiting threads sleep: when they spin, a busy machine makes a rollout 15 times slower.
+        "OMP_WAIT_POLICY": "PASSIVE",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",

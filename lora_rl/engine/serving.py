@@ -19,7 +19,7 @@ from lora_rl.engine.stop_texts import STOP_TEXTS, cut_at_stop
 from lora_rl.engine.types import Completion, GenerateRequest
 from lora_rl.engine.versions import Version
 from lora_rl.engine.vllm_client import EngineRequest, VllmClient
-from lora_rl.errors import EngineError
+from lora_rl.errors import EngineDied, EngineError
 from lora_rl.store.refs import AdapterRef
 
 _REMOVED_AFTER_LOADING = "loaded"
@@ -77,13 +77,17 @@ class AdapterServer:
             result = await self._probe(ref, files, lora_id)
         except BaseException:
             # Where vLLM has died this fails too, and says less.
-            with suppress(EngineError):
+            with suppress(EngineError, EngineDied):
                 await self._client.remove_lora(lora_id)
             raise
         return result, {"load": loaded - started, "probe": time.perf_counter() - loaded}
 
     async def unload(self, version: Version) -> None:
         await self._client.remove_lora(version.lora_id)
+
+    @property
+    def dead(self) -> bool:
+        return self._client.dead
 
     def shutdown(self) -> None:
         self._client.shutdown()

@@ -58,7 +58,7 @@ class PublishReply:
     seconds: dict[str, float]
     """By stage: read, load, probe."""
     probe_error: float
-    """Largest |logp engine - logp trainer| on the probe; 0 when already loaded."""
+    """Mean |logp engine - logp trainer| on the probe; 0 when already loaded."""
     probe_effect: float
     """Largest |logp with - logp without the adapter| in the engine."""
     resident: list[str] = field(default_factory=list)

@@ -17,7 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from lora_rl.config import EngineConfig
-from lora_rl.errors import EngineError
+from lora_rl.errors import EngineDied, EngineError
 
 GIB = 2**30
 CPU_BATCH_TOKENS = 4096
@@ -77,7 +77,7 @@ def start_vllm(
 
 
 class VllmClient:
-    """Requests to one AsyncLLM. Raises EngineError where vLLM's processes have died."""
+    """Requests to one AsyncLLM. Raises EngineDied where vLLM's processes have died."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
@@ -119,6 +119,11 @@ class VllmClient:
         """Text of `tokens`, without special ones."""
         return self._llm.get_tokenizer().decode(tokens, skip_special_tokens=True)
 
+    @property
+    def dead(self) -> bool:
+        """Whether vLLM's processes have died: nothing will be answered any more."""
+        return self._llm.errored
+
     def shutdown(self) -> None:
         """Ends vLLM's processes."""
         self._llm.shutdown()
@@ -157,7 +162,7 @@ async def _finished(collector: Any) -> RequestOutput:
     return output
 
 
-def _dead() -> EngineError:
-    return EngineError(
+def _dead() -> EngineDied:
+    return EngineDied(
         "engine: vLLM's processes have died, see the log; start the engine again and publish the adapter"
     )
