@@ -5,14 +5,13 @@ import shutil
 import socket
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
 
 import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from lora_rl.cli.options import StoreUri, store_config
+from lora_rl.cli.options import PrefectPort, RayPort, StoreUri, store_config
 from lora_rl.errors import LoraRlError
 from lora_rl.store import open_store
 
@@ -33,8 +32,8 @@ class Finding:
 
 def doctor(
     store: StoreUri = None,
-    prefect_port: Annotated[int, typer.Option(help="Port that `up` would give Prefect.")] = 4200,
-    ray_port: Annotated[int, typer.Option(help="Port that `up` would give Ray.")] = 6379,
+    prefect_port: PrefectPort = 4200,
+    ray_port: RayPort = 6379,
 ) -> None:
     """Checks versions, GPU, memory, ports and the store, and says how to mend what is missing.
 

@@ -1,13 +1,19 @@
 """Options that several commands share."""
 
+import os
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from lora_rl.config import StoreConfig
 from lora_rl.errors import ConfigError
 from lora_rl.store import ArtifactStore, RunRecords, open_store
 
+PrefectPort = Annotated[int, typer.Option(min=1, max=65535, help="Port of the Prefect server and UI.")]
+RayPort = Annotated[int, typer.Option(min=1, max=65535, help="Port of the Ray head; not between 10002 and 19999.")]
 RunName = Annotated[str, typer.Argument(help="Name of the run.")]
 StoreUri = Annotated[
     str | None,
@@ -20,8 +26,16 @@ StoreUri = Annotated[
 
 
 def store_config(uri: str | None) -> StoreConfig:
-    """The store at `uri`, or the default one; a folder's path is made absolute, for processes elsewhere."""
-    return (StoreConfig(uri=uri) if uri else StoreConfig()).absolute()
+    """The store at `uri`, or the default one, a folder's path made absolute for processes elsewhere.
+
+    Raises ConfigError.
+    """
+    try:
+        return (StoreConfig(uri=uri) if uri else StoreConfig()).absolute()
+    except ValidationError:
+        raise ConfigError(
+            f"--store: {uri!r} is neither a folder, file://... nor s3://bucket/prefix; correct it"
+        ) from None
 
 
 def open_run(run: str, store: str | None) -> tuple[ArtifactStore, RunRecords]:
@@ -35,3 +49,9 @@ def open_run(run: str, store: str | None) -> tuple[ArtifactStore, RunRecords]:
             f"run: no run {run!r} in {where.uri}; there {'are ' + ', '.join(names) if names else 'is none'}"
         )
     return artifact_store, records
+
+
+def make_importable(folder: Path) -> None:
+    """Graders named `module:function` may stand beside the config; processes started from here inherit the path."""
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 import yaml
 from rich.console import Console
 
+from lora_rl.cli.options import make_importable
 from lora_rl.config import RunConfig, load_config
 from lora_rl.store import STEPS, RunRecords, open_store
 
@@ -39,7 +39,7 @@ def run(
     if dry_run:
         _print_plan(console, checked)
         return
-    _make_importable(config.absolute().parent)
+    make_importable(config.absolute().parent)
     from lora_rl.cli.report import print_adapter, print_report
     from lora_rl.preflight import check_run
 
@@ -68,12 +68,6 @@ def _print_plan(console: Console, config: RunConfig) -> None:
     console.print(f"each iteration: {' → '.join(STEPS)}; {samples} samples for one optimizer step")
 
 
-def _make_importable(folder: Path) -> None:
-    """Graders named `module:function` may stand beside the config; processes started from here inherit the path."""
-    sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-
-
 def _make_model(config: RunConfig) -> None:
     from lora_rl.models import resolve_model
 
@@ -91,7 +85,9 @@ def _execute(console: Console, config: RunConfig, records: RunRecords) -> dict[s
             workstation.use_workstation(station)
         elif "RAY_ADDRESS" not in os.environ:
             os.environ.update(token_environment())
-        if "PREFECT_API_URL" not in os.environ:
+        if "PREFECT_API_URL" in os.environ:
+            workstation.require_prefect(os.environ["PREFECT_API_URL"])
+        else:
             with console.status("starting Prefect"):
                 os.environ["PREFECT_API_URL"] = cleanup.enter_context(workstation.private_prefect_server())
         with console.status("joining Ray"):

@@ -7,22 +7,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from lora_rl.cli.options import PrefectPort, RayPort, make_importable
 from lora_rl.config import RunConfig, load_config
-from lora_rl.errors import ClusterError
 
 
 def up(
     config: Annotated[Path | None, typer.Argument(help="Start the actors of this config too.")] = None,
-    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server and UI.")] = 4200,
-    ray_port: Annotated[int, typer.Option(help="Port of the Ray head; not between 10002 and 19999.")] = 6379,
+    prefect_port: PrefectPort = 4200,
+    ray_port: RayPort = 6379,
 ) -> None:
     """Starts a Prefect server, a Ray head and the deployments here, all on loopback. Runs then reuse the actors."""
     from lora_rl.cluster import workstation
 
     console = Console()
-    if workstation.current_workstation() is not None:
-        raise ClusterError("up: already up; `lora-rl down` ends it")
-    checked = load_config(config) if config else None
+    checked = _checked(config) if config else None
     with console.status("starting Prefect, Ray and the deployments"):
         station = workstation.up(ray_port=ray_port, prefect_port=prefect_port)
     console.print(f"Prefect UI  {station.prefect_api_url.removesuffix('/api')}")
@@ -33,6 +31,15 @@ def up(
             asyncio.run(_start_actors(checked, station.ray_address))
         console.print(f"actors      ready for {checked.model.name}")
     console.print("`lora-rl run CONFIG` uses them; `lora-rl down` ends them.")
+
+
+def _checked(path: Path) -> RunConfig:
+    from lora_rl.preflight import check_run
+
+    config = load_config(path)
+    make_importable(path.absolute().parent)
+    check_run(config)
+    return config
 
 
 async def _start_actors(config: RunConfig, ray_address: str) -> None:

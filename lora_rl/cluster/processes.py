@@ -60,18 +60,36 @@ def _die_with_parent() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def end(server: Server, grace_s: float = 15.0) -> None:
-    """Ends the process and its children: asks first, then kills what is left."""
-    if not server.alive:
-        return
-    process = psutil.Process(server.pid)
-    family = [*process.children(recursive=True), process]
-    process.terminate()
-    _, left = psutil.wait_procs(family, timeout=grace_s)
+def end(server: Server, grace_s: float = 15.0) -> bool:
+    """Ends the process and its children, also where it died and left them: asks first, then kills what is left.
+
+    Returns whether there was anything to end.
+    """
+    family = _family(server)
+    asked = [process for process in family if process.pid == server.pid] or family
+    for process in asked:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    psutil.wait_procs(family, timeout=grace_s)
+    left = {*_family(server), *(process for process in family if process.is_running())}
     for survivor in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             survivor.kill()
     psutil.wait_procs(left, timeout=5)
+    return bool(family)
+
+
+def _family(server: Server) -> set[psutil.Process]:
+    """The processes of the server's session and all their descendants. The session outlives its leader."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if psutil.Process(server.pid).create_time() != server.created:
+            return set()  # the number is another process's by now, so no session of ours is left
+    family: set[psutil.Process] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(process.pid) == server.pid and process.status() != psutil.STATUS_ZOMBIE:
+                family |= {process, *process.children(recursive=True)}
+    return family
 
 
 def require_free_port(port: int, option: str) -> None:

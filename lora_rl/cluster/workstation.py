@@ -9,13 +9,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
 
 from lora_rl.cluster.processes import Server, end, free_port, last_lines, require_free_port, spawn, wait_for_http
 from lora_rl.cluster.token import token_environment
 from lora_rl.errors import ClusterError, DeadlineExceeded
 from lora_rl.home import home
 
+SERVERS = ("prefect", "ray", "deployments")
 START_DEADLINE_S = 120.0
+ANSWER_DEADLINE_S = 10.0
 OBJECT_STORE_BYTES = 256 * 2**20
 """Only small records pass through Ray; tensors and texts go through the store."""
 QUIET = {
@@ -23,6 +28,12 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+FEW_WRITES = {
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+}
+"""States of task runs are written once a second. One at a time they collide with API calls in SQLite, which answer 503
+then, and Prefect's client waits 2 s or more before it tries again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,62 +46,76 @@ class Workstation:
 
     @property
     def alive(self) -> bool:
-        return all(server.alive for server in self.servers)
+        return [server.name for server in self.servers if server.alive] == list(SERVERS)
 
 
 def _state_file() -> Path:
     return home() / "workstation.json"
 
 
-def current_workstation() -> Workstation | None:
-    """The workstation that is up, or None."""
+def _recorded() -> Workstation | None:
     try:
         values = json.loads(_state_file().read_text())
     except FileNotFoundError:
         return None
     servers = [Server(**server) for server in values.pop("servers")]
-    workstation = Workstation(**values, servers=servers)
-    return workstation if workstation.alive else None
+    return Workstation(**values, servers=servers)
+
+
+def _record(workstation: Workstation) -> None:
+    beside = _state_file().with_suffix(".new")
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    beside.write_text(json.dumps(asdict(workstation), indent=2))
+    beside.replace(_state_file())
+
+
+def current_workstation() -> Workstation | None:
+    """The workstation that is up, or None."""
+    workstation = _recorded()
+    return workstation if workstation and workstation.alive else None
 
 
 def up(*, ray_port: int, prefect_port: int) -> Workstation:
-    """Starts all servers. When one fails, those already started are ended.
+    """Starts all servers, and ends first what a workstation left of which one died. When one fails, all are ended.
 
-    Raises ClusterError when a port is taken or a server ends while starting.
+    Raises ClusterError when a port is taken, a server ends while starting, or a workstation is up.
     """
+    if current_workstation() is not None:
+        raise ClusterError("up: already up; `lora-rl down` ends it")
+    if ray_port == prefect_port:
+        raise ClusterError(f"--ray-port: {ray_port} is the --prefect-port too; choose another")
+    down()
     require_free_port(prefect_port, "--prefect-port")
     require_free_port(ray_port, "--ray-port")
     api_url = f"http://127.0.0.1:{prefect_port}/api"
     ray_address = f"127.0.0.1:{ray_port}"
     token = token_environment()
     servers: list[Server] = []
+    workstation = Workstation(ray_address=ray_address, prefect_api_url=api_url, servers=servers)
+
+    def start(name: str, command: list[str], env: Mapping[str, str]) -> None:
+        servers.append(spawn(name, command, env))
+        _record(workstation)  # also if we are killed before all are up, `down` finds it
+
     try:
-        servers.append(spawn("prefect", _prefect_command(prefect_port), _prefect_env(prefect_port)))
-        servers.append(spawn("ray", _ray_command(ray_port), QUIET | token))
+        start("prefect", _prefect_command(prefect_port), _prefect_env(prefect_port))
+        start("ray", _ray_command(ray_port), QUIET | token)
         wait_for_http(servers[0], f"{api_url}/health", START_DEADLINE_S)
         _wait_for_ray(servers[1], ray_address, token)
         env = {**QUIET, **token, "PREFECT_API_URL": api_url, "RAY_ADDRESS": ray_address}
-        servers.append(spawn("deployments", [sys.executable, "-m", "flows.serve"], env))
+        start("deployments", [sys.executable, "-m", "flows.serve"], env)
     except BaseException:
-        for server in reversed(servers):
-            end(server)
+        down()
         raise
-    workstation = Workstation(ray_address=ray_address, prefect_api_url=api_url, servers=servers)
-    _state_file().parent.mkdir(parents=True, exist_ok=True)
-    _state_file().write_text(json.dumps(asdict(workstation), indent=2))
     return workstation
 
 
 def down() -> list[str]:
     """Ends what `up` started, and nothing else. Returns the names of the servers ended."""
-    try:
-        values = json.loads(_state_file().read_text())
-    except FileNotFoundError:
+    workstation = _recorded()
+    if workstation is None:
         return []
-    servers = [Server(**server) for server in values["servers"]]
-    ended = [server.name for server in servers if server.alive]
-    for server in reversed(servers):
-        end(server)
+    ended = [server.name for server in reversed(workstation.servers) if end(server)]
     _state_file().unlink()
     return ended
 
@@ -116,7 +141,7 @@ def _prefect_command(port: int) -> list[str]:
 
 def _prefect_env(port: int) -> dict[str, str]:
     # the UI asks the port that the server is told of, not the one it listens on
-    return {**QUIET, "PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": str(port)}
+    return {**QUIET, **FEW_WRITES, "PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": str(port)}
 
 
 def _ray_program() -> str:
@@ -148,6 +173,17 @@ def _wait_for_ray(server: Server, address: str, token: Mapping[str, str]) -> Non
         if check.returncode == 0:
             return
     raise DeadlineExceeded(f"ray: {address} did not answer within {START_DEADLINE_S:g} s; see {server.log}")
+
+
+def require_prefect(api_url: str) -> None:
+    """Raises ClusterError when nothing answers at `api_url`."""
+    try:
+        httpx.get(f"{api_url}/health", timeout=ANSWER_DEADLINE_S)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ClusterError(
+            f"PREFECT_API_URL: no Prefect server answers at {urlsplit(api_url).netloc.rpartition('@')[2] or api_url} "
+            f"({type(error).__name__}); start one with `lora-rl up`, or unset it"
+        ) from error
 
 
 def use_workstation(workstation: Workstation) -> None:

@@ -22,7 +22,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
         values = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML config") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: holds {type(values).__name__}, not a mapping of config sections")

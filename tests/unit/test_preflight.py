@@ -1,0 +1,52 @@
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lora_rl.config import check_config
+from lora_rl.errors import ConfigError
+from lora_rl.preflight import GIB, RUNTIME_GIB, check_run
+
+
+def config(folder: Path, **sections: Any):
+    values: dict[str, Any] = {
+        "run_name": "checked",
+        "iterations": 1,
+        "model": {"name": "tiny-qwen3"},
+        "data": {"type": "reasoning_gym", "task": "chain_sum"},
+        "engine": {"kv_cache_gib": 0.25},
+        "store": {"uri": f"file://{folder}/store"},
+    }
+    return check_config(values | sections)
+
+
+def test_run_that_can_work_passes_and_leaves_no_object(tmp_path: Path) -> None:
+    check_run(config(tmp_path))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_every_section_is_heard_at_once(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file")
+    broken = config(
+        tmp_path,
+        model={"name": "gpt-9"},
+        data={"type": "file", "uri": str(tmp_path / "none.jsonl")},
+        reward={"terms": [{"name": "nobody"}]},
+        adapter={"target_modules": ["q_prj"]},
+        engine={"kv_cache_gib": 100000},
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_run(broken)
+    head, *lines = str(caught.value).splitlines()
+    assert head == "checked: 6 faults"
+    fields = ["model.name", "data.uri", "reward.terms.0", "adapter.target_modules", "store.uri", "engine.kv_cache_gib"]
+    assert [line.split(":")[0].strip() for line in lines] == fields
+
+
+def test_memory_counts_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = type("Memory", (), {"available": (RUNTIME_GIB + 4) * GIB})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    check_run(config(tmp_path, engine={"kv_cache_gib": 2, "replicas": 2}))
+    with pytest.raises(ConfigError, match=r"engine\.kv_cache_gib: 2 for 3 .* 10\.0 GiB, but 8\.0 GiB are free"):
+        check_run(config(tmp_path, engine={"kv_cache_gib": 2, "replicas": 3}))
