@@ -13,11 +13,14 @@ async def call(method: Any, *, deadline_s: float, **arguments: Any) -> Any:
     """Result of `method.remote(**arguments)`.
 
     Raises DeadlineExceeded, ActorLost, or the error that the actor raised. The call is cancelled when we stop waiting.
+    An actor's own TimeoutError or CancelledError reaches us as that kind and a RayTaskError at once: those go first.
     """
     name = method._method_name
     reference = method.remote(**arguments)
     try:
         return await asyncio.wait_for(reference, deadline_s)
+    except RayTaskError as error:
+        raise _original(error) from None
     except TimeoutError as error:
         ray.cancel(reference, force=False)
         raise DeadlineExceeded(f"{name}: no answer within {deadline_s:g} s, cancelled; raise its deadline") from error
@@ -26,8 +29,6 @@ async def call(method: Any, *, deadline_s: float, **arguments: Any) -> Any:
         raise
     except (RayActorError, WorkerCrashedError, TaskCancelledError) as error:
         raise ActorLost(f"{name}: the actor died or became unreachable: {error}") from error
-    except RayTaskError as error:
-        raise _original(error) from None
 
 
 def _original(error: RayTaskError) -> BaseException:

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import threading
 
 import ray
@@ -11,6 +12,7 @@ from lora_rl.cluster.workstation import OBJECT_STORE_BYTES
 from lora_rl.errors import ClusterError
 
 NAMESPACE = "lora-rl"
+LISTENER_DEADLINE_S = 10.0
 
 
 def connect(address: str | None = None) -> str:
@@ -22,6 +24,8 @@ def connect(address: str | None = None) -> str:
         return ray.get_runtime_context().gcs_address
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS")
+    if address and address not in ("auto", "local"):
+        _require_listener(address)
     handler = signal.getsignal(signal.SIGTERM)
     logging.getLogger("ray").setLevel(logging.ERROR)
     common = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
@@ -45,6 +49,17 @@ def connect(address: str | None = None) -> str:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
     return ray.get_runtime_context().gcs_address
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself gives up on an address where nothing answers only after more than a minute."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=LISTENER_DEADLINE_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ClusterError(
+            f"RAY_ADDRESS: no Ray cluster answers at {address} ({error}); start one with `lora-rl up`, or unset it"
+        ) from error
 
 
 def disconnect() -> None:
