@@ -3,6 +3,8 @@
 A host imports its library only in its own process, so a driver stays light.
 """
 
+import os
+import sys
 from typing import Any
 
 from ray.actor import ActorHandle
@@ -39,8 +41,10 @@ class EngineHost(LogDraining):
 class RolloutHost(LogDraining):
     """Hosts `lora_rl.rollout.actor.RolloutActor`; engines are named by their handles."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, *, python_path: str, **arguments: Any) -> None:
         super().__init__()
+        # a standing cluster was not started beside the graders
+        sys.path[:0] = [path for path in python_path.split(os.pathsep) if path and path not in sys.path]
         from lora_rl.rollout.actor import RolloutActor
 
         self._rollout = RolloutActor(**arguments)

@@ -1,5 +1,6 @@
 """Which actors a run needs: engines, trainer ranks and the rollout actor, found or started from its config."""
 
+import os
 from pathlib import Path
 
 from lora_rl.cluster.actors import ActorGroup, find_or_start, free_rendezvous, started
@@ -47,9 +48,7 @@ async def trainer(config: RunConfig, model_path: Path) -> ActorGroup:
 
 
 async def rollouter(config: RunConfig, model_path: Path) -> ActorGroup:
-    """The actor that draws prompts, collects answers and runs the graders."""
-    arguments = {"model_path": str(model_path)}
-    group = find_or_start(
-        "rollout", RolloutHost, arguments, identity={"model": str(model_path)}, concurrency=ASYNC_CALLS
-    )
+    """The actor that draws prompts, collects answers and runs the graders: those that this process can import."""
+    arguments = {"model_path": str(model_path), "python_path": os.environ.get("PYTHONPATH", "")}
+    group = find_or_start("rollout", RolloutHost, arguments, identity=arguments, concurrency=ASYNC_CALLS)
     return await started(group, deadline_s=config.deadlines.start_s)
