@@ -5,6 +5,7 @@ from typing import Any
 
 from prefect import get_run_logger
 
+from lora_rl.errors import ConfigError
 from lora_rl.store import STEPS, AdapterRef, promote_adapter
 from lora_rl.tracking import check_declared, iteration_line
 from tasks.context import START, Iteration, Start, open_iteration, open_start
@@ -14,10 +15,13 @@ from tasks.export_adapter import export_adapter, exported, new_adapter
 async def begin_run(run: str, store: str, iterations: int, flow_run_id: str | None) -> tuple[int, list[dict[str, Any]]]:
     """The first iteration to do and the commits before it; makes the adapter that a fresh run starts from.
 
+    Raises ConfigError where more are committed: an older adapter would replace the one promoted.
     The first iteration is pinned to the flow run: on a retry from the UI Prefect matches subflows by their position.
     """
     at = await open_start(run, store)
     first = await asyncio.to_thread(at.records.first_uncommitted)
+    if iterations < first:
+        raise ConfigError(f"iterations: {iterations}, but {first} of {run} are committed; give {first} or more")
     if flow_run_id is not None:
         first = await asyncio.to_thread(at.records.pin_start, flow_run_id, first)
     if first == 0:

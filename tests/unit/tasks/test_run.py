@@ -1,0 +1,34 @@
+import pytest
+
+from lora_rl.errors import ConfigError
+from lora_rl.store import RunRecords
+from tasks.run import begin_run
+
+
+async def test_run_goes_on_after_its_last_commit(records: RunRecords, store_uri: str) -> None:
+    first, history = await begin_run("run", store_uri, 3, None)
+    assert first == 1
+    assert history == [records.iteration_commit(0)]
+
+
+async def test_finished_run_has_nothing_left_to_do(records: RunRecords, store_uri: str) -> None:
+    first, history = await begin_run("run", store_uri, 1, None)
+    assert (first, len(history)) == (1, 1)
+
+
+async def test_fewer_iterations_than_are_committed_are_refused(records: RunRecords, store_uri: str) -> None:
+    commit = records.iteration_commit(0)
+    assert commit is not None
+    records.commit_iteration(1, commit | {"it": 1})
+    with pytest.raises(ConfigError, match="iterations: 1, but 2 of run are committed; give 2 or more"):
+        await begin_run("run", store_uri, 1, "flow-run")
+
+
+async def test_retried_flow_run_begins_where_it_began_first(records: RunRecords, store_uri: str) -> None:
+    assert (await begin_run("run", store_uri, 3, "flow-run"))[0] == 1
+    commit = records.iteration_commit(0)
+    assert commit is not None
+    records.commit_iteration(1, commit | {"it": 1})
+    first, history = await begin_run("run", store_uri, 3, "flow-run")
+    assert (first, len(history)) == (1, 1)
+    assert (await begin_run("run", store_uri, 3, "another"))[0] == 2
