@@ -1,0 +1,42 @@
+"""One form for all results: a dated section with machine, versions and command above its tables."""
+
+import os
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lora_rl.store import versions
+
+RESULTS = Path(__file__).parent / "results"
+SHARED_MACHINE = "Absolute times are indicative only: the machine is shared. Compare numbers within one run."
+
+
+def append_result(path: Path, *, title: str, body: str) -> None:
+    """Appends a section with `body` (markdown) to the result file `path`, and prints it."""
+    module = Path(sys.argv[0]).stem
+    command = " ".join(["python -m", f"benchmarks.{module}", *sys.argv[1:]])
+    section = (
+        f"\n## {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n\n"
+        f"{cpu_name()}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f} over the last 5 minutes. `{command}`\n\n"
+        f"{', '.join(f'{name} {version}' for name, version in versions().items())}\n\n"
+        f"{body}\n"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = path.read_text() if path.exists() else f"# {title}\n\n{SHARED_MACHINE}\n"
+    path.write_text(before + section)
+    print(section)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A markdown table; all columns but the first are numbers."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cpu_name() -> str:
+    """Model of this machine's first CPU, as Linux names it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown CPU"
