@@ -1,6 +1,7 @@
 """What a finished run shows: the reward curve, answers before and after, and where the adapter lies."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,8 @@ from lora_rl.store import ArtifactStore, BlobRef, RunRecords
 from lora_rl.tracking import last_turn, reward_curve_png, reward_curve_text
 
 ANSWERS_SHOWN = 4
+AVERAGED = 3
+"""Iterations whose share of exact answers is averaged: one has few prompts."""
 EXACT = "reward/exact/mean"
 
 
@@ -22,7 +25,10 @@ def print_report(console: Console, artifacts: ArtifactStore, records: RunRecords
     exact = [commit["metrics"][EXACT] for commit in commits] if EXACT in commits[0]["metrics"] else None
     console.print(reward_curve_text(its, rewards), markup=False, highlight=False)
     if exact:
-        console.print(f"exact answers: {exact[0]:.0%} in the first iteration, {exact[-1]:.0%} in the last")
+        first, last = fmean(exact[:AVERAGED]), fmean(exact[-AVERAGED:])
+        console.print(
+            f"exact answers: {first:.0%} in the first {AVERAGED} iterations, {last:.0%} in the last {AVERAGED}"
+        )
     console.print(_answers(artifacts, commits[0], "answers before"))
     console.print(_answers(artifacts, commits[-1], "answers after"))
     key = f"runs/{run}/reward_curve.png"
