@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -181,7 +180,7 @@ def require_prefect(api_url: str) -> None:
         httpx.get(f"{api_url}/health", timeout=ANSWER_DEADLINE_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ClusterError(
-            f"PREFECT_API_URL: no Prefect server answers at {urlsplit(api_url).netloc.rpartition('@')[2] or api_url} "
+            f"PREFECT_API_URL: no Prefect server answers at {api_url.rpartition('@')[2]} "
             f"({type(error).__name__}); start one with `lora-rl up`, or unset it"
         ) from error
 
