@@ -1,6 +1,7 @@
 """Records for tests: complete, valid, and different only in what a test names."""
 
 import hashlib
+import random
 from typing import Any
 
 from lora_rl.data.types import FinishReason, Sample
@@ -70,3 +71,26 @@ def make_adapter_ref(name: str, version: int, *, weights: str = "weights", confi
         for file, text in (("weights", weights), ("config", config), ("probe", "probe"))
     }
     return AdapterRef(name=name, version=version, **blobs)
+
+
+def make_training_samples(
+    *, prompts: int = 3, group: int = 4, vocab: int = 512, seed: int = 0, longest: int = 12
+) -> list[Sample]:
+    """Graded random samples: groups of one prompt, lengths 1 to `longest`, rewards that differ within each group."""
+    draw = random.Random(seed)
+    samples = []
+    for prompt in range(prompts):
+        prompt_tokens = [draw.randrange(vocab) for _ in range(draw.randint(3, longest))]
+        for index in range(group):
+            response = [draw.randrange(vocab) for _ in range(draw.randint(1, longest))]
+            samples.append(
+                make_sample(
+                    id=f"0/{prompt}/{index}",
+                    prompt_id=f"0/{prompt}",
+                    prompt_tokens=prompt_tokens,
+                    response_tokens=response,
+                    logp_rollout=[-6.2 + 0.3 * draw.random() for _ in response],
+                    reward=float(index % 2) + 0.1 * draw.random(),
+                )
+            )
+    return samples

@@ -4,10 +4,10 @@ Ranks are called alike and reply alike; rank 0 alone writes to the store. Nothin
 names the state it starts from, and memory that differs is restored first.
 """
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,6 @@ from lora_rl.trainer.slots import SlotTable
 from lora_rl.trainer.states import StateKeeper
 from lora_rl.trainer.types import AdapterBatch, ExportReply, OptimReply, StepReply
 
-logger = logging.getLogger(__name__)
-
 
 class TrainerActor:
     def __init__(
@@ -45,7 +43,7 @@ class TrainerActor:
         self._model: FrozenModel | None = None
 
     def start(self, rendezvous: str | None = None) -> dict[str, Any]:
-        """Join the other ranks at `rendezvous` (null for one rank alone) and load the model; once, later calls only reply.
+        """Join the other ranks at `rendezvous` (null for one rank alone) and load the model; later calls only reply.
 
         Returns versions, parameter counts and memory. Raises TrainerError for a model or topology that cannot be.
         """
@@ -105,27 +103,32 @@ class TrainerActor:
             raise
 
     def optim_step(self, *, adapter: AdapterConfig) -> OptimReply:
-        """Step the adapter by the gradient it has gathered. Raises TrainerError after too many skipped steps in a row."""
+        """Step the adapter by the gradient it has gathered.
+
+        Raises TrainerError after `trainer.max_skipped_steps` gradients in a row that were not finite.
+        """
         self._started()
         tenant = self._table.find(adapter.name)
         if tenant is None or not tenant.pending_samples:
             raise TrainerError(f"adapter {adapter.name}: has no gradient; call forward_backward first")
-        result = tenant.optimizer.step(tenant.pending_samples)
-        tenant.pending_samples, tenant.digest = 0, None
+        result = tenant.optimizer.step(tenant.pending_samples, finite_loss=tenant.finite_loss)
+        tenant.pending_samples, tenant.finite_loss, tenant.digest = 0, True, None
         skipped = tenant.optimizer.clock.skipped_in_a_row
         if skipped >= self._config.max_skipped_steps:
             raise TrainerError(
-                f"adapter {adapter.name}: the gradient of {skipped} steps in a row was not finite; "
+                f"adapter {adapter.name}: loss or gradient of {skipped} steps in a row was not finite; "
                 "lower adapter.optimizer.lr, or raise trainer.max_skipped_steps"
             )
         return OptimReply(
             stepped=result.stepped,
-            metrics={
-                "policy/grad_norm": result.grad_norm if result.finite else 0.0,
-                "train/lr": result.lr,
-                "train/steps": float(tenant.optimizer.clock.steps),
-                "train/skipped_in_a_row": float(skipped),
-            },
+            metrics=_finite(
+                {
+                    "policy/grad_norm": result.grad_norm,
+                    "train/lr": result.lr,
+                    "train/steps": float(tenant.optimizer.clock.steps),
+                    "train/skipped_in_a_row": float(skipped),
+                }
+            ),
         )
 
     def save_state(self, *, store: StoreConfig, adapter: AdapterConfig) -> BlobRef:
@@ -227,8 +230,12 @@ class TrainerActor:
         replies = {}
         for batch in batches:
             name = batch.adapter.name
-            replies[name] = by_slot[jobs[name].slot] | read[name].metrics
-            self._refuse_mismatch(batch, replies[name]["mismatch/logp_abs/mean"])
+            metrics = by_slot[jobs[name].slot]
+            self._refuse_mismatch(batch, metrics["mismatch/logp_abs/mean"])
+            tenant = self._table.find(name)
+            if tenant is not None and not isfinite(metrics["loss/total"]):
+                tenant.finite_loss = False
+            replies[name] = _finite(metrics) | read[name].metrics
         return replies
 
     def _refuse_mismatch(self, batch: AdapterBatch, mismatch: float) -> None:
@@ -238,3 +245,8 @@ class TrainerActor:
                 f"adapter {batch.adapter.name}: mean |logp trainer - logp engine| is {mismatch:.4g}, above "
                 f"algorithm.max_mismatch {limit:g}; check that both run the same base model and adapter version"
             )
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float]:
+    """Without what JSON cannot carry."""
+    return {name: value for name, value in metrics.items() if isfinite(value)}

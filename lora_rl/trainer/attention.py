@@ -1,12 +1,14 @@
 """Causal attention over packed rows in which samples of one prompt share the prompt's rows.
 
-T packed rows of a micro-batch, each computed once; F rows after every sequence got its prompt back; H heads, K key heads, E head size.
-Linear layers see T rows; attention gathers F rows, runs an ordinary causal kernel, and keeps one row for each of the T.
+Linear layers see each of the T packed rows once. Attention works on asks: a prompt's rows ask their own keys, a
+response's rows ask the prompt's keys and their own. Every row asks exactly once; keys are gathered as often as needed.
+H heads, G key heads, E head size; B asks of a bucket, Q and K its padded numbers of queries and keys.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,86 +16,146 @@ from torch import Tensor
 
 from lora_rl.trainer.megatron_compat import MegatronModule, PackedSeqParams, causal_varlen_attention
 
-LENGTH_STEP = 32
-"""Sequences are padded to a multiple of this: few shapes, and a row's result does not depend on its neighbours' lengths."""
+QUERY_STEP, KEY_STEP = 16, 32
+"""Asks are padded to multiples of these: few shapes, and a row's result does not hang on its neighbours' lengths."""
+
+PLAIN_MAX_KEYS = 256
+"""Up to here plain products beat torch's fused kernel on a CPU sixfold; beyond, memory counts."""
 
 
-@dataclass(frozen=True)
-class BucketedLayout:
-    """Sequences of similar length as padded batches: any device and dtype."""
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """Rows that query and rows that are keys, in order of position; the last query stands at the last key."""
 
-    buckets: tuple[Tensor, ...]
-    """Rows of T [B, L] of each bucket's sequences, padded on the right with row 0 (causality hides the padding)."""
-    keep_T: Tensor
-    """For each row of T, its place among the rows of all buckets."""
-
-    @classmethod
-    def of(cls, sequences: Sequence[Sequence[int]], num_rows: int, device: torch.device) -> "BucketedLayout":
-        """`sequences` lists the rows of each, in order of position; every row of T is in at least one."""
-        by_length: dict[int, list[list[int]]] = {}
-        for rows in sequences:
-            length = -(-len(rows) // LENGTH_STEP) * LENGTH_STEP
-            by_length.setdefault(length, []).append([*rows, *[-1] * (length - len(rows))])
-        buckets = [by_length[length] for length in sorted(by_length)]
-        keep_T = _first_place([row for bucket in buckets for rows in bucket for row in rows], num_rows)
-        rows = tuple(torch.tensor(bucket).clamp(min=0).to(device) for bucket in buckets)
-        return cls(rows, keep_T.to(device))
-
-    def attend(self, query_THE: Tensor, key_TKE: Tensor, value_TKE: Tensor, scale: float) -> Tensor:
-        """Attention output [T, H, E]."""
-        outputs = []
-        for rows_BL in self.buckets:
-            query, key, value = (_gather(part, rows_BL).transpose(1, 2) for part in (query_THE, key_TKE, value_TKE))
-            attended = F.scaled_dot_product_attention(
-                query, key, value, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
-            )
-            outputs.append(attended.transpose(1, 2).flatten(0, 1))
-        return torch.cat(outputs).index_select(0, self.keep_T)
+    queries: Sequence[int]
+    keys: Sequence[int]
 
 
-@dataclass(frozen=True)
-class VarlenLayout:
-    """Sequences end to end, for the variable-length flash kernel: CUDA in half precision."""
+@dataclass(frozen=True, kw_only=True)
+class _Bucket:
+    """Asks of similar size, padded on the right with row 0."""
 
-    rows_F: Tensor
-    """Rows of T of all sequences, one after the other."""
-    ends: Tensor
-    """Cumulative lengths of the sequences from 0, int32."""
-    longest: int
-    keep_T: Tensor
-    """For each row of T, its place in F."""
+    queries_BQ: Tensor
+    keys_BK: Tensor
+    visible_BQK: Tensor
+    """Which keys a query sees."""
 
     @classmethod
-    def of(cls, sequences: Sequence[Sequence[int]], num_rows: int, device: torch.device) -> "VarlenLayout":
-        """`sequences` lists the rows of each, in order of position; every row of T is in at least one."""
-        lengths = torch.tensor([0, *(len(rows) for rows in sequences)])
-        rows_F = [row for rows in sequences for row in rows]
+    def of(cls, asks: Sequence[Ask], num_queries: int, num_keys: int) -> "_Bucket":
+        # A query sees the keys up to its own place, so padded keys are seen by padded queries alone.
+        before_B = torch.tensor([len(ask.keys) - len(ask.queries) for ask in asks])
+        last_BQ = before_B[:, None] + torch.arange(num_queries)
         return cls(
-            torch.tensor(rows_F, device=device),
-            lengths.cumsum(0).to(device, torch.int32),
-            int(lengths.max()),
-            _first_place(rows_F, num_rows).to(device),
+            queries_BQ=torch.tensor([_padded(ask.queries, num_queries) for ask in asks]),
+            keys_BK=torch.tensor([_padded(ask.keys, num_keys) for ask in asks]),
+            visible_BQK=torch.arange(num_keys) <= last_BQ[:, :, None],
         )
 
-    def attend(self, query_THE: Tensor, key_TKE: Tensor, value_TKE: Tensor, scale: float) -> Tensor:
+    def to(self, device: torch.device) -> "_Bucket":
+        tensors = {name: tensor.to(device) for name, tensor in vars(self).items()}
+        return _Bucket(**tensors)
+
+    def attend(self, query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, scale: float) -> Tensor:
+        """Outputs [B Q, H, E]."""
+        num_groups, per_group = key_TGE.shape[1], query_THE.shape[1] // key_TGE.shape[1]
+        key, value = (_gather(part, self.keys_BK).transpose(1, 2) for part in (key_TGE, value_TGE))
+        # The heads of a group become more queries of its key head: nothing is repeated.
+        query = _gather(query_THE, self.queries_BQ).unflatten(2, (num_groups, per_group))
+        query = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
+        visible = self.visible_BQK[:, None].repeat(1, 1, per_group, 1)
+        if query.is_cpu and key.shape[2] <= PLAIN_MAX_KEYS:
+            scores = (query @ key.mT * scale).masked_fill(~visible, -torch.inf)
+            attended = scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value
+        else:
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale)
+        return attended.unflatten(2, (per_group, -1)).permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketedLayout:
+    """Padded batches of asks: any device and dtype."""
+
+    buckets: tuple[_Bucket, ...]
+    place_T: Tensor
+    """For each row, its place among the padded queries of all buckets."""
+
+    @classmethod
+    def of(cls, asks: Sequence[Ask], device: torch.device) -> "BucketedLayout":
+        by_size: dict[tuple[int, int], list[Ask]] = {}
+        for ask in asks:
+            size = (_rounded(len(ask.queries), QUERY_STEP), _rounded(len(ask.keys), KEY_STEP))
+            by_size.setdefault(size, []).append(ask)
+        place: dict[int, int] = {}
+        first = 0
+        for (num_queries, _), members in sorted(by_size.items()):
+            for ask in members:
+                place |= {row: first + i for i, row in enumerate(ask.queries)}
+                first += num_queries
+        return cls(
+            buckets=tuple(_Bucket.of(members, *size).to(device) for size, members in sorted(by_size.items())),
+            place_T=torch.tensor([place[row] for row in range(len(place))], device=device),
+        )
+
+    def attend(self, query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, scale: float) -> Tensor:
         """Attention output [T, H, E]."""
-        query, key, value = (part.index_select(0, self.rows_F) for part in (query_THE, key_TKE, value_TKE))
-        attended = causal_varlen_attention(query, key, value, self.ends, self.longest, scale)
-        return attended.index_select(0, self.keep_T)
+        attended = torch.cat([bucket.attend(query_THE, key_TGE, value_TGE, scale) for bucket in self.buckets])
+        return attended.index_select(0, self.place_T)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VarlenLayout:
+    """Asks end to end, for the variable-length flash kernel: CUDA in half precision."""
+
+    queries_T: Tensor
+    keys_F: Tensor
+    query_ends: Tensor
+    """Cumulative numbers of queries from 0, int32; `key_ends` likewise."""
+    key_ends: Tensor
+    most_queries: int
+    most_keys: int
+    place_T: Tensor
+    """For each row, its place in `queries_T`."""
+
+    @classmethod
+    def of(cls, asks: Sequence[Ask], device: torch.device) -> "VarlenLayout":
+        queries_T = torch.tensor([row for ask in asks for row in ask.queries], device=device)
+        num_queries, num_keys = [len(ask.queries) for ask in asks], [len(ask.keys) for ask in asks]
+        return cls(
+            queries_T=queries_T,
+            keys_F=torch.tensor([row for ask in asks for row in ask.keys], device=device),
+            query_ends=torch.tensor([0, *num_queries], device=device).cumsum(0, dtype=torch.int32),
+            key_ends=torch.tensor([0, *num_keys], device=device).cumsum(0, dtype=torch.int32),
+            most_queries=max(num_queries),
+            most_keys=max(num_keys),
+            place_T=queries_T.argsort(),
+        )
+
+    def attend(self, query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, scale: float) -> Tensor:
+        """Attention output [T, H, E]."""
+        attended = causal_varlen_attention(
+            query_THE.index_select(0, self.queries_T),
+            key_TGE.index_select(0, self.keys_F),
+            value_TGE.index_select(0, self.keys_F),
+            ends=(self.query_ends, self.key_ends),
+            most=(self.most_queries, self.most_keys),
+            scale=scale,
+        )
+        return attended.index_select(0, self.place_T)
 
 
 Layout = BucketedLayout | VarlenLayout
 
 
-def make_layout(sequences: Sequence[Sequence[int]], num_rows: int, device: torch.device, dtype: torch.dtype) -> Layout:
-    """The layout for the fastest kernel that the device has for the dtype."""
-    varlen = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-    return (VarlenLayout if varlen else BucketedLayout).of(sequences, num_rows, device)
+def make_layout(asks: Sequence[Ask], device: torch.device, dtype: torch.dtype) -> Layout:
+    """The layout for the fastest kernel that the device has for the dtype; every row queries in exactly one ask."""
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        return VarlenLayout.of(asks, device)
+    return BucketedLayout.of(asks, device)
 
 
 @dataclass
 class PackedParams(PackedSeqParams):
-    """Megatron's parameters of a packed batch, with our layout aboard: the one object that it hands through to attention."""
+    """Megatron's parameters of a packed batch, with our layout: the one object that it hands through to attention."""
 
     layout: Layout | None = None
 
@@ -124,11 +186,12 @@ class PackedAttention(MegatronModule):
         key: Tensor,
         value: Tensor,
         attention_mask: None,
-        attn_mask_type: object = None,
-        attention_bias: None = None,
-        packed_seq_params: PackedParams | None = None,
+        *,
+        packed_seq_params: PackedParams,
+        **unused,
     ) -> Tensor:
-        return packed_seq_params.layout.attend(query, key, value, self.scale).flatten(1)
+        layout: Any = packed_seq_params.layout
+        return layout.attend(query, key, value, self.scale).flatten(1)
 
 
 def _gather(values_THE: Tensor, rows_BL: Tensor) -> Tensor:
@@ -136,9 +199,9 @@ def _gather(values_THE: Tensor, rows_BL: Tensor) -> Tensor:
     return values_THE.index_select(0, rows_BL.flatten()).unflatten(0, rows_BL.shape)
 
 
-def _first_place(rows_F: Sequence[int], num_rows: int) -> Tensor:
-    """For each row number below `num_rows`, the first index of `rows_F` that holds it."""
-    places: dict[int, int] = {}
-    for place, row in enumerate(rows_F):
-        places.setdefault(row, place)
-    return torch.tensor([places[row] for row in range(num_rows)])
+def _padded(rows: Sequence[int], size: int) -> list[int]:
+    return [*rows, *[0] * (size - len(rows))]
+
+
+def _rounded(size: int, step: int) -> int:
+    return -(-size // step) * step

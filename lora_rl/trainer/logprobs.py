@@ -9,17 +9,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-CHUNK_LOGITS = 1 << 25
-"""Logits in float32 that live at a time: 128 MiB, and as much again for their exponentials."""
+CHUNK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 28}
+"""float32 logits that live at a time, and as many exponentials: what a cache holds; what keeps a GPU busy (1 GiB)."""
 
 
 def token_logprobs(
-    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, temperature_N: Tensor, tp_group: dist.ProcessGroup
+    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, temperature_N: Tensor, tp_group: Any
 ) -> tuple[Tensor, Tensor]:
     """Log-probability [N] of each target and entropy [N] of its distribution, in float32, at each row's temperature.
 
-    `head_VD` is this rank's rows of the frozen output projection. Both results carry gradient to `hidden_ND`; the logits are
-    computed again in the backward pass.
+    `head_VD` is this rank's rows of the frozen output projection. Both results carry gradient to `hidden_ND`; the
+    logits are computed again in the backward pass.
     """
     return _TokenLogprobs.apply(hidden_ND, head_VD, targets_N, temperature_N, tp_group)
 
@@ -27,10 +27,10 @@ def token_logprobs(
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, temperature_N: Tensor, group: dist.ProcessGroup
+        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, temperature_N: Tensor, group: Any
     ) -> tuple[Tensor, Tensor]:
         logp, entropy, log_z = [], [], []
-        for rows in _chunks(len(hidden_ND), len(head_VD)):
+        for rows in _chunks(hidden_ND, head_VD):
             shifted_CV = _logits(hidden_ND[rows], head_VD, temperature_N[rows])
             highest_C = _reduce(shifted_CV.amax(1), group, dist.ReduceOp.MAX)
             shifted_CV -= highest_C[:, None]
@@ -55,7 +55,7 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_logp_N, grad_entropy_N = (torch.zeros_like(entropy_N) if grad is None else grad for grad in grads)
         with_entropy = grads[1] is not None
         parts = []
-        for rows in _chunks(len(hidden_ND), len(head_VD)):
+        for rows in _chunks(hidden_ND, head_VD):
             logp_CV = _logits(hidden_ND[rows], head_VD, temperature_N[rows]).sub_(log_z_N[rows, None])
             grad_CV = logp_CV.exp()
             if with_entropy:
@@ -70,34 +70,34 @@ class _TokenLogprobs(torch.autograd.Function):
         return _reduce(torch.cat(parts), ctx.group, dist.ReduceOp.SUM), None, None, None, None
 
 
-def _chunks(num_rows: int, vocab: int) -> list[slice]:
-    size = max(1, CHUNK_LOGITS // vocab)
+def _chunks(hidden_ND: Tensor, head_VD: Tensor) -> list[slice]:
+    num_rows, size = len(hidden_ND), max(1, CHUNK_LOGITS[head_VD.device.type] // len(head_VD))
     return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
 
 def _logits(hidden_CD: Tensor, head_VD: Tensor, temperature_C: Tensor) -> Tensor:
-    return (hidden_CD @ head_VD.T).float() / temperature_C[:, None]
+    return (hidden_CD @ head_VD.T).float().div_(temperature_C[:, None])
 
 
-def _local(targets_C: Tensor, vocab: int, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+def _local(targets_C: Tensor, vocab: int, group: Any) -> tuple[Tensor, Tensor]:
     """Targets within this rank's share of the vocabulary (0 for others'), and which they are."""
     local_C = targets_C - group.rank() * vocab
     own_C = (local_C >= 0) & (local_C < vocab)
     return local_C.where(own_C, 0), own_C
 
 
-def _take(values_CV: Tensor, targets_C: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _take(values_CV: Tensor, targets_C: Tensor, group: Any) -> Tensor:
     """The target's value [C], 0 where another rank has it."""
     local_C, own_C = _local(targets_C, values_CV.shape[1], group)
     return values_CV.gather(1, local_C[:, None])[:, 0].where(own_C, 0)
 
 
-def _add_at_target(values_CV: Tensor, targets_C: Tensor, added_C: Tensor, group: dist.ProcessGroup) -> None:
+def _add_at_target(values_CV: Tensor, targets_C: Tensor, added_C: Tensor, group: Any) -> None:
     local_C, own_C = _local(targets_C, values_CV.shape[1], group)
     values_CV.scatter_add_(1, local_C[:, None], added_C.where(own_C, 0)[:, None])
 
 
-def _reduce(values: Tensor, group: dist.ProcessGroup, op: Any) -> Tensor:
+def _reduce(values: Tensor, group: Any, op: Any) -> Tensor:
     if group.size() > 1:
         dist.all_reduce(values, op=op, group=group)
     return values

@@ -1,11 +1,13 @@
 """Low-rank products of packed rows that belong to different adapters.
 
-T packed rows, sorted by slot; P projections fused in one layer; R the largest rank among the spans, r one span's own; K input and N output width.
+T packed rows, sorted by slot; P projections fused in one layer; R the largest rank among the spans, r one span's own;
+K input and N output width.
 """
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,4 +78,5 @@ def _grouped(x: Tensor, spans: Sequence[Span]) -> bool:
 
 def _grouped_mm(x_TK: Tensor, weights_SNK: Tensor, spans: Sequence[Span]) -> Tensor:
     ends = torch.tensor([span.stop for span in spans], dtype=torch.int32, device=x_TK.device)
-    return torch._grouped_mm(x_TK.contiguous(), weights_SNK.transpose(-2, -1), ends)
+    grouped_mm: Any = torch._grouped_mm  # pyright: ignore[reportPrivateImportUsage]
+    return grouped_mm(x_TK.contiguous(), weights_SNK.transpose(-2, -1), ends)

@@ -1,4 +1,4 @@
-"""Every stand-in and patch that lets Megatron-core and Megatron-Bridge run without Transformer Engine, on CUDA or on a CPU.
+"""Every stand-in and patch that lets Megatron-core and Megatron-Bridge run without Transformer Engine, CUDA or CPU.
 
 Importing this module imports both; take Megatron names from here or after it. Each patch says what breaks without it.
 """
@@ -7,13 +7,15 @@ import builtins
 import importlib.metadata
 import importlib.util
 import inspect
+import io
 import logging
 import resource
 import types
 import typing
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -33,7 +35,7 @@ megatron.core is not listed under transformer_engine: its own probes must go on 
 
 
 class _Anything(type):
-    """A class whose every attribute is such a class: enough for base classes, decorators and annotations at import time."""
+    """A class whose every attribute is such a class: enough for base classes, decorators and annotations."""
 
     def __getattr__(cls, name: str) -> type:
         if name.startswith("__"):
@@ -45,7 +47,7 @@ class _Anything(type):
 
 
 class _StandIn(types.ModuleType):
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
@@ -84,6 +86,23 @@ def _missing_packages_stood_in() -> Iterator[None]:
         builtins.__import__ = real_import
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within, Megatron's prints, progress bars, warnings and logs below errors are dropped.
+
+    It reports each missing package, each deprecation and each parameter, and gives the root logger a handler.
+    """
+    handlers, disabled = logging.root.handlers[:], logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+        logging.root.handlers[:] = handlers
+
+
 if not hasattr(typing, "override"):
     # Megatron imports typing.override, which came with Python 3.12.
     typing.override = typing_extensions.override  # pyright: ignore[reportAttributeAccessIssue]
@@ -92,11 +111,7 @@ if not torch.cuda.is_available():
     # The rotary embedding moves its frequencies to torch.cuda.current_device() on first use.
     torch.cuda.current_device = lambda: torch.device("cpu")  # pyright: ignore[reportAttributeAccessIssue]
 
-# Imports and weight loading log a line for each missing package and parameter.
-logging.getLogger("megatron").setLevel(logging.WARNING)
-
-with warnings.catch_warnings(), _missing_packages_stood_in():
-    warnings.simplefilter("ignore")
+with quiet(), _missing_packages_stood_in():
     from megatron.bridge import AutoBridge
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
@@ -110,26 +125,34 @@ VERSIONS = {name: importlib.metadata.version(name) for name in ("torch", "megatr
 
 
 def causal_varlen_attention(
-    query_FHE: Tensor, key_FKE: Tensor, value_FKE: Tensor, ends: Tensor, longest: int, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    ends: tuple[Tensor, Tensor],
+    most: tuple[int, int],
+    scale: float,
 ) -> Tensor:
-    """torch's variable-length flash attention [F, H, E] over sequences that end at `ends` (cumulative, from 0)."""
+    """torch's variable-length flash attention over asks whose last query stands at their last key.
+
+    Rows [F, H, E]; `ends` are the cumulative numbers of queries and keys from 0, `most` the largest numbers.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
-    grouped = query_FHE.shape[1] != key_FKE.shape[1]
-    options: dict[str, bool] = {}
+    grouped = query.shape[1] != key.shape[1]
+    options: dict[str, Any] = {}
     if "enable_gqa" in inspect.signature(varlen_attn).parameters:
         options["enable_gqa"] = grouped
     elif grouped:
         # torch 2.11 has no grouped heads here.
-        repeats = query_FHE.shape[1] // key_FKE.shape[1]
-        key_FKE, value_FKE = (part.repeat_interleave(repeats, 1) for part in (key_FKE, value_FKE))
-    return varlen_attn(
-        query_FHE, key_FKE, value_FKE, ends, ends, longest, longest, scale=scale, window_size=(-1, 0), **options
-    )
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    attention: Any = varlen_attn
+    return attention(query, key, value, *ends, *most, scale=scale, window_size=(-1, 0), **options)
 
 
 def init_distributed(rank: int, world_size: int, tp: int, rendezvous: str | None) -> torch.device:
-    """Join `world_size` processes that share each layer `tp`-fold, over NCCL on CUDA and gloo on a CPU; returns this rank's device.
+    """Join `world_size` processes that share each layer `tp`-fold; returns this rank's device. NCCL on CUDA, else gloo.
 
     `rendezvous` is a torch init method (`tcp://host:port`, `file:///path`); null for a single process. A process that
     has joined already keeps its groups, if they are the same. Raises TrainerError for a topology that cannot be.
@@ -156,7 +179,8 @@ def init_distributed(rank: int, world_size: int, tp: int, rendezvous: str | None
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if rendezvous is None:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=rank, world_size=world_size)
+        alone = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group(backend, store=alone, rank=rank, world_size=world_size)
     else:
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world_size)
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
@@ -190,4 +214,5 @@ __all__ = [
     "mappings",
     "parallel_state",
     "peak_memory_gib",
+    "quiet",
 ]

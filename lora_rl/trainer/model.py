@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from lora_rl.errors import TrainerError
 from lora_rl.trainer.attention import Layout, PackedAttention, PackedParams
-from lora_rl.trainer.megatron_compat import AutoBridge, GPTModel, get_gpt_layer_local_spec, parallel_state
+from lora_rl.trainer.megatron_compat import AutoBridge, GPTModel, get_gpt_layer_local_spec, parallel_state, quiet
 
 FAMILIES = {
     "Qwen3ForCausalLM": "Qwen3",
@@ -53,7 +53,7 @@ class FrozenModel:
     hidden_size: int
 
     @property
-    def tp_group(self) -> torch.distributed.ProcessGroup:
+    def tp_group(self) -> Any:
         return parallel_state.get_tensor_model_parallel_group()
 
     @property
@@ -67,15 +67,16 @@ class FrozenModel:
     @property
     def head_VD(self) -> Tensor:
         """This rank's rows [V / tp, D] of the output projection."""
-        if self.gpt.share_embeddings_and_output_weights:
-            return self.gpt.shared_embedding_or_output_weight()
-        return self.gpt.output_layer.weight
+        tied = self.gpt.share_embeddings_and_output_weights
+        head: Any = self.gpt.shared_embedding_or_output_weight() if tied else self.gpt.output_layer.weight
+        return head
 
     def hidden_TD(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         """The last layer's normed output [T, D]; row t stands at `positions_T[t]` of its sequence."""
         packed = PackedParams.of(layout, len(tokens_T), self.device)
         embedded = self.gpt.embedding(input_ids=tokens_T[None], position_ids=positions_T[None])
-        frequencies = self.gpt.rotary_pos_emb.get_emb(int(positions_T.max()) + 1).index_select(0, positions_T)
+        rotary: Any = self.gpt.rotary_pos_emb
+        frequencies = rotary.get_emb(int(positions_T.max()) + 1).index_select(0, positions_T)
         hidden = self.gpt.decoder(
             hidden_states=embedded, attention_mask=None, rotary_pos_emb=frequencies, packed_seq_params=packed
         )
@@ -83,25 +84,30 @@ class FrozenModel:
 
 
 def build_model(path: str | Path, *, dtype: str, tp: int, device: torch.device, recompute: bool = False) -> FrozenModel:
-    """The model in `path` with frozen weights, split `tp`-fold; `recompute` keeps only each layer's input for the backward pass.
+    """The model in `path` with frozen weights, split `tp`-fold, for which the process groups must stand.
 
-    The process groups must stand. Raises TrainerError for a model that Megatron would compute differently.
+    `recompute` keeps only each layer's input for the backward pass. Raises TrainerError for a model that cannot be
+    loaded or that Megatron would compute differently.
     """
     path = Path(path)
-    hf_config = AutoConfig.from_pretrained(path)
+    try:
+        hf_config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise TrainerError(f"{path}: no model config ({error}); give a directory in Hugging Face format") from error
     _refuse_unsupported(path, hf_config, tp)
     torch_dtype = DTYPES[dtype]
-    bridge = AutoBridge.from_hf_pretrained(str(path), dtype=torch_dtype)
-    provider = bridge.to_megatron_provider(load_weights=False)
-    settings = _settings(torch_dtype, tp, on_cpu=device.type == "cpu")
-    for name, value in settings.items():
-        setattr(provider, name, value)
-    provider.finalize()
-    _compare(path, provider, settings | _expected(hf_config))
-    (gpt,) = provider.provide_distributed_model(
-        wrap_with_ddp=False, use_cpu_initialization=device.type == "cpu", mixed_precision_wrapper=None
-    )
-    _load_weights(path, bridge, gpt, torch_dtype)
+    with quiet():
+        bridge = AutoBridge.from_hf_pretrained(str(path), dtype=torch_dtype)
+        provider = bridge.to_megatron_provider(load_weights=False)
+        settings = _settings(torch_dtype, tp, on_cpu=device.type == "cpu")
+        for name, value in settings.items():
+            setattr(provider, name, value)
+        provider.finalize()
+        _compare(path, provider, settings | _expected(hf_config))
+        (gpt,) = provider.provide_distributed_model(
+            wrap_with_ddp=False, use_cpu_initialization=device.type == "cpu", mixed_precision_wrapper=None
+        )
+        _load_weights(path, bridge, gpt, torch_dtype)
     gpt.to(device).train()
     if recompute:
         for layer in gpt.decoder.layers:
@@ -176,7 +182,7 @@ def _settings(dtype: torch.dtype, tp: int, *, on_cpu: bool) -> dict[str, Any]:
 
 
 def _layer_spec(config: Any) -> Any:
-    spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
+    spec: Any = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
     spec.submodules.self_attention.submodules.core_attention = PackedAttention
     return spec
 
@@ -184,7 +190,7 @@ def _layer_spec(config: Any) -> Any:
 def _expected(hf_config: PreTrainedConfig) -> dict[str, Any]:
     """Provider fields that must follow from the Hugging Face config."""
     rope = hf_config.rope_parameters
-    architecture = hf_config.architectures[0]
+    architecture = (hf_config.architectures or ["none"])[0]
     head_dim = hf_config.to_dict().get("head_dim") or hf_config.hidden_size // hf_config.num_attention_heads
     return {
         "num_layers": hf_config.num_hidden_layers,
@@ -196,6 +202,7 @@ def _expected(hf_config: PreTrainedConfig) -> dict[str, Any]:
         "vocab_size": hf_config.vocab_size,
         "rotary_base": rope["rope_theta"],
         "rope_scaling": rope["rope_type"] == "llama3",
+        **({"rope_scaling_factor": rope["factor"]} if rope["rope_type"] == "llama3" else {}),
         "layernorm_epsilon": hf_config.rms_norm_eps,
         "share_embeddings_and_output_weights": hf_config.tie_word_embeddings,
         "add_qkv_bias": architecture == "Qwen2ForCausalLM",

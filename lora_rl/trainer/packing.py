@@ -1,7 +1,7 @@
-"""Samples to micro-batches of packed rows. A sample is in exactly one micro-batch; the same samples give the same micro-batches.
+"""Samples to micro-batches of packed rows: each sample in exactly one, and always the same for the same samples.
 
-T rows of a micro-batch, N response tokens in it. Samples of one prompt that meet in a micro-batch share the prompt's rows, which
-changes nothing in what is computed and leaves out most of it when answers are short. A response's last token is only
+T rows of a micro-batch, N response tokens in it. Samples of one prompt that meet in a micro-batch share the prompt's
+rows: what is computed stays the same, but most of it only once where answers are short. A response's last token is only
 a target: it has no row.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lora_rl.data.types import Sample
 from lora_rl.errors import DataError
-from lora_rl.trainer.attention import Layout, make_layout
+from lora_rl.trainer.attention import Ask, Layout, make_layout
 from lora_rl.trainer.lora_rows import Span
 
 
@@ -59,7 +59,7 @@ class _Rows:
     slots: list[int] = field(default_factory=list)
     prompts: dict[tuple[int, tuple[int, ...]], range] = field(default_factory=dict)
     """Rows of each slot's prompts."""
-    sequences: list[list[int]] = field(default_factory=list)
+    asks: list[Ask] = field(default_factory=list)
     predictors: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
@@ -72,11 +72,14 @@ class _Rows:
     def add(self, slot: int, index: int, sample: Sample) -> None:
         key = (slot, tuple(sample.prompt_tokens))
         if key not in self.prompts:
-            self.prompts[key] = self._append(slot, sample.prompt_tokens, 0)
+            rows = self._append(slot, sample.prompt_tokens, 0)
+            self.prompts[key] = rows
+            self.asks.append(Ask(queries=rows, keys=rows))
         prompt = self.prompts[key]
         response = self._append(slot, sample.response_tokens[:-1], len(prompt))
         start = len(self.targets)
-        self.sequences.append([*prompt, *response])
+        if response:
+            self.asks.append(Ask(queries=response, keys=[*prompt, *response]))
         self.predictors += [prompt[-1], *response]
         self.targets += sample.response_tokens
         self.pieces.append(Piece(slot=slot, sample=index, tokens=slice(start, len(self.targets))))
@@ -94,7 +97,7 @@ class _Rows:
         return MicroBatch(
             tokens_T=torch.tensor(self.tokens, device=device),
             positions_T=torch.tensor(self.positions, device=device),
-            layout=make_layout(self.sequences, num_rows, device, dtype),
+            layout=make_layout(self.asks, device, dtype),
             spans=tuple(
                 Span(slot=self.slots[start], start=start, stop=stop)
                 for start, stop in zip(starts, [*starts[1:], num_rows], strict=True)
@@ -110,7 +113,8 @@ def pack(
 ) -> list[MicroBatch]:
     """Micro-batches of at most `max_tokens` rows, filled in order of slot, prompt and sample.
 
-    `samples` holds each slot's by their index. Raises DataError for a sample that is longer, or has no prompt or response.
+    `samples` holds each slot's by their index. Raises DataError for a sample that is longer, and for one without prompt
+    or response.
     """
     batches = [_Rows()]
     for slot in sorted(samples):
@@ -133,8 +137,8 @@ def _by_prompt(samples: Mapping[int, Sample]) -> list[tuple[int, Sample]]:
 def _check(sample: Sample, max_tokens: int) -> None:
     if not sample.prompt_tokens or not sample.response_tokens:
         raise DataError(
-            f"sample {sample.id}: {len(sample.prompt_tokens)} prompt and {len(sample.response_tokens)} response tokens, "
-            "must be one or more of each; leave it out"
+            f"sample {sample.id}: {len(sample.prompt_tokens)} prompt and {len(sample.response_tokens)} response "
+            "tokens, must be one or more of each; leave it out"
         )
     length = len(sample.prompt_tokens) + len(sample.response_tokens) - 1
     if length > max_tokens:

@@ -40,7 +40,7 @@ PLAIN = {
 def export_peft(
     lora: Lora, adapter: AdapterConfig, weights: Mapping[str, Tensor], *, num_layers: int, base_model_name: str
 ) -> tuple[bytes, bytes]:
-    """Bytes of the weights and of the config of a PEFT directory, from whole tensors. Raises DataError for an empty one."""
+    """Bytes of a PEFT directory's weights and config, from whole tensors. Raises DataError for an empty adapter."""
     if not weights:
         raise DataError(f"adapter {adapter.name}: has no weights to export; let target_modules cover a projection")
     tensors = {PREFIX + name: weights[name].to(torch.float32).contiguous() for _, name in lora.tensors}
@@ -128,8 +128,8 @@ def _read_config(path: str) -> dict[str, Any]:
 
 def _read(path: str) -> bytes:
     try:
-        with fsspec.open(path, "rb") as file:
-            return file.read()
+        filesystem, _, (local,) = fsspec.get_fs_token_paths(path)
+        return filesystem.cat_file(local)
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error}); adapter.init must name a PEFT directory with {WEIGHTS_FILE}"

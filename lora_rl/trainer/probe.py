@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lora_rl.engine.types import Probe
-from lora_rl.trainer.attention import make_layout
+from lora_rl.trainer.attention import Ask, make_layout
 from lora_rl.trainer.lora_rows import Span
 from lora_rl.trainer.model import FrozenModel
 from lora_rl.trainer.slot_bank import SlotBank
@@ -34,7 +34,7 @@ def make_probe(model: FrozenModel, bank: SlotBank, slot: int) -> Probe:
 def _next_logp(model: FrozenModel, bank: SlotBank, prompt: list[int], spans: tuple[Span, ...]) -> Tensor:
     """Log-probabilities [V] of the token after `prompt`, over all ranks' shares."""
     places = list(range(len(prompt)))
-    layout = make_layout([places], len(prompt), model.device, model.dtype)
+    layout = make_layout([Ask(queries=places, keys=places)], model.device, model.dtype)
     tokens_T, positions_T = (torch.tensor(values, device=model.device) for values in (prompt, places))
     with bank.routed(spans):
         hidden_D = model.hidden_TD(tokens_T, positions_T, layout)[-1]

@@ -1,6 +1,5 @@
 """What the ranks of one trainer agree on before they go into a collective: a fault of one is raised by all."""
 
-import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -9,11 +8,10 @@ import torch.distributed as dist
 from lora_rl.errors import TrainerError
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
 
 
 def together(work: Callable[[], T]) -> T:
-    """`work` on every rank. Raises on every rank where it raises on one: there its own error, elsewhere TrainerError."""
+    """`work` on every rank. Where it raises on one, all raise: that one its own error, the others TrainerError."""
     result, error = _attempt(work)
     if dist.get_world_size() > 1:
         texts: list[str | None] = [None] * dist.get_world_size()

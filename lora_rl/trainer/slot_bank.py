@@ -1,11 +1,13 @@
 """The slots of a model: putting adapters in, taking them out, and whose rows the next forward pass has.
 
-Whole tensors are named `<projection>.lora_A.weight` [R, K] and `<projection>.lora_B.weight` [N, R], in float32 on the CPU, whatever the topology.
+Whole tensors are named `<projection>.lora_A.weight` [R, K] and `<projection>.lora_B.weight` [N, R], in float32 on the
+CPU, whatever the topology.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,7 +58,7 @@ class SlotBank:
 
     def shape(self, module: str) -> tuple[int, int]:
         """Input and output width (K, N) of a projection, over all ranks."""
-        config = self._model.gpt.config
+        config: Any = self._model.gpt.config
         attention = config.kv_channels * config.num_attention_heads
         key_value = config.kv_channels * config.num_query_groups
         hidden, ffn = config.hidden_size, config.ffn_hidden_size
@@ -82,7 +84,7 @@ class SlotBank:
         return shapes
 
     def fresh_weights(self, lora: Lora, seed: int) -> dict[str, Tensor]:
-        """PEFT's start: A uniform in ±1/sqrt(K) (kaiming with a = sqrt(5)), B zero; each A a function of seed and name."""
+        """PEFT's start: A uniform in ±1/sqrt(K) (kaiming, a = sqrt(5)), B zero. Each A follows from seed and name."""
         weights = {}
         for name, shape in self.shapes(lora).items():
             weight = torch.zeros(shape)
@@ -93,7 +95,10 @@ class SlotBank:
         return weights
 
     def fill(self, slot: int, lora: Lora, weights: Mapping[str, Tensor]) -> list[SlotParameter]:
-        """Put an adapter in a slot, in the place of whatever was there; `weights` are whole. Returns its parameters, in order."""
+        """Put an adapter in a slot, in the place of whatever was there; returns its parameters, in order.
+
+        `weights` are whole.
+        """
         self.clear(slot)
         parameters = []
         for module in lora.modules:
@@ -117,7 +122,10 @@ class SlotBank:
 
     @contextmanager
     def routed(self, spans: tuple[Span, ...]) -> Iterator[None]:
-        """Within, rows belong to slots by `spans` (which cover all rows), forward and backward; outside, every adapter is off."""
+        """Within, rows belong to slots by `spans`, which cover all rows; outside, every adapter is off.
+
+        The backward pass belongs inside: recomputed layers look again.
+        """
         self._spans[:] = spans
         try:
             yield
@@ -145,12 +153,12 @@ class SlotBank:
     def _fused(self, name: str, modules: tuple[str, ...]) -> Fused:
         row_parallel = name in ROW_PARALLEL
         share = 1 if row_parallel else self._model.tp
-        num_groups = self._model.gpt.config.num_query_groups // share if name.endswith("linear_qkv") else 1
+        config: Any = self._model.gpt.config
+        num_groups = config.num_query_groups // share if name.endswith("linear_qkv") else 1
         return Fused(
             modules_P=modules,
             widths_P=tuple(self.shape(module)[1] // share for module in modules),
             num_groups=num_groups,
             row_parallel=row_parallel,
-            tp=self._model.tp,
-            tp_rank=self._model.tp_rank,
+            group=self._model.tp_group,
         )

@@ -1,12 +1,13 @@
-"""LoRA for many adapters (slots) in one packed batch: a frozen layer and, for each slot's rows, that slot's own A and B.
+"""LoRA for many adapters (slots) in one packed batch: a frozen layer and, on each slot's rows, that slot's own A and B.
 
-There is one A and one B per Hugging Face projection, as in PEFT, in float32: these are the master weights. Under tensor parallelism a
-column-parallel base has A whole and B split on its rows, a row-parallel base has A split on its columns and B whole, so that
-only [T, P, R] numbers cross the group and every gradient comes out right without a further reduction.
-Axes as in `lora_rows`.
+There is one A and one B per Hugging Face projection, as in PEFT, in float32: these are the master weights. Under
+tensor parallelism a column-parallel base has A whole and B split on its rows, a row-parallel base has A split on its
+columns and B whole, so that only [T, P, R] numbers cross the group and every gradient comes out right without a
+further reduction. Axes as in `lora_rows`.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +40,8 @@ class Fused:
     """The output is this many equal groups of [projection 0 | projection 1 | ...]."""
     row_parallel: bool
     """Split on the input, not on the output."""
-    tp: int
-    tp_rank: int
+    group: Any
+    """The tensor-parallel process group."""
 
 
 class SlotLoraLinear(nn.Module):
@@ -68,9 +69,9 @@ class SlotLoraLinear(nn.Module):
         else:
             down_TPR = project_down(x_TK, spans, [self._a_PrK(span.slot, x_TK) for span in spans])
         if self.fused.row_parallel:
-            down_TPR = mappings.reduce_from_tensor_model_parallel_region(down_TPR)
+            down_TPR = mappings.reduce_from_tensor_model_parallel_region(down_TPR, self.fused.group)
         else:
-            down_TPR = mappings.copy_to_tensor_model_parallel_region(down_TPR)
+            down_TPR = mappings.copy_to_tensor_model_parallel_region(down_TPR, self.fused.group)
         parts = [
             project_up(down_TPR[:, part], spans, [self._scaled_b_Nr(span.slot, part, x_TK) for span in spans])
             for part in range(len(self.fused.modules_P))
@@ -108,12 +109,12 @@ class SlotLoraLinear(nn.Module):
         return torch.cat(outputs)
 
     def _dropped(self, x: Tensor, span: Span, name: str) -> Tensor:
-        """`x` under a mask that follows from the span's seed and the projection: the same for any TP, and when recomputed."""
+        """`x` under a mask that follows from seed and projection alone: the same for any TP, and when recomputed."""
         pair = self.pairs.get(span.slot, {}).get(name)
         if pair is None or span.dropout_seed is None or pair.dropout == 0:
             return x
         generator = seeded_generator(f"{span.dropout_seed}/{name}", x.device)
-        num_shares = self.fused.tp if self.fused.row_parallel else 1
+        num_shares = self.fused.group.size() if self.fused.row_parallel else 1
         noise = torch.rand(x.shape[0], x.shape[1] * num_shares, generator=generator, device=x.device)
-        share = noise.chunk(num_shares, 1)[self.fused.tp_rank if self.fused.row_parallel else 0]
+        share = noise.chunk(num_shares, 1)[self.fused.group.rank() if self.fused.row_parallel else 0]
         return x * (share >= pair.dropout) / (1 - pair.dropout)

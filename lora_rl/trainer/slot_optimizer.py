@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ class StepResult:
     """What a step did."""
 
     stepped: bool
-    """False for a gradient that was not finite, or zero everywhere."""
+    """False for a gradient or loss that was not finite, and for a gradient that is zero everywhere."""
     finite: bool
     grad_norm: float
     """Before clipping."""
@@ -27,7 +28,7 @@ class StepResult:
 
 
 def learning_rate(config: OptimizerConfig, samples: int) -> float:
-    """The rate of the step that ends at `samples` samples: a linear rise over the warm-up, then the schedule's decay."""
+    """The rate of the step that ends at `samples` samples: a linear rise over the warm-up, then the decay."""
     if samples < config.warmup_samples:
         return config.lr * samples / config.warmup_samples
     if config.schedule == "constant" or config.decay_samples is None:
@@ -45,10 +46,10 @@ class SlotOptimizer:
         parameters: list[SlotParameter],
         config: OptimizerConfig,
         clock: Clock,
-        moments: Mapping[str, Mapping[str, Tensor]] | None,
-        tp_group: dist.ProcessGroup,
+        moments: Mapping[str, Mapping[str, Tensor]],
+        tp_group: Any,
     ):
-        """`moments` holds this rank's part of `exp_avg` and `exp_avg_sq` by parameter name; null for an adapter that never stepped."""
+        """`moments` holds this rank's part of each moment by parameter name."""
         self.parameters = parameters
         self.clock = clock
         self._config = config
@@ -64,21 +65,22 @@ class SlotOptimizer:
             state = self._adamw.state[parameter.value]
             state["step"] = torch.tensor(float(clock.steps))
             for moment in MOMENTS:
-                value = moments[moment][parameter.name] if moments else torch.zeros_like(parameter.value)
+                value = moments[moment][parameter.name]
                 state[moment] = value.to(parameter.value.device, torch.float32, copy=True).contiguous()
 
     def moment(self, name: str, parameter: SlotParameter) -> Tensor:
         """This rank's part of `exp_avg` or `exp_avg_sq`."""
         return self._adamw.state[parameter.value][name]
 
-    def step(self, num_samples: int) -> StepResult:
+    def step(self, num_samples: int, *, finite_loss: bool = True) -> StepResult:
         """Clip, step and drop the gradient of `num_samples` samples. All ranks must call it.
 
-        A gradient that is not finite is dropped and counted. One that is zero everywhere (all advantages zero) is no step at all:
-        neither momentum nor weight decay move the adapter where nothing was learnt. The sample clock goes on in both cases.
+        A gradient or loss that is not finite is dropped and counted (a NaN loss can have a finite gradient). A gradient
+        that is zero everywhere (all advantages zero) is no step at all: neither momentum nor weight decay moves the
+        adapter where nothing was learnt. The sample clock goes on in both cases.
         """
         norm = self._gradient_norm()
-        finite, samples = math.isfinite(norm), self.clock.samples + num_samples
+        finite, samples = finite_loss and math.isfinite(norm), self.clock.samples + num_samples
         lr = learning_rate(self._config, samples)
         stepped = finite and norm > 0
         if stepped:

@@ -1,6 +1,6 @@
 """Who lives in which slot. Slots are a cache of train states: the store has all of them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lora_rl.config import AdapterConfig
 from lora_rl.trainer.adapter import Lora, lora_of
@@ -23,6 +23,8 @@ class Tenant:
     """Of the state that the slot holds; null once it has moved on."""
     pending_samples: int = 0
     """Samples whose gradient waits for the optimizer step."""
+    finite_loss: bool = True
+    """Whether the loss behind that gradient is finite."""
 
 
 class SlotTable:

@@ -31,7 +31,7 @@ class TrainState:
     lora: Lora
     clock: Clock
     seed: int
-    """What the fresh adapter was drawn from. Dropout masks follow from the step's own seed and clock: no stream runs."""
+    """What the fresh adapter was drawn from. Dropout masks follow from a step's own seed and clock: no stream runs."""
     base: str
     """Fingerprint of the base model's weights."""
     weights: Mapping[str, Tensor]

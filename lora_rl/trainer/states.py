@@ -1,5 +1,9 @@
 """Train states between the store and the slots."""
 
+from dataclasses import replace
+
+import torch
+
 from lora_rl.config import AdapterConfig
 from lora_rl.errors import ConfigError, TrainerError
 from lora_rl.store import ArtifactStore, BlobRef
@@ -38,7 +42,7 @@ class StateKeeper:
             base=self._model.fingerprint,
             weights=weights,
             moments={
-                moment: {name: weight.new_zeros(weight.shape) for name, weight in weights.items()} for moment in MOMENTS
+                moment: {name: torch.zeros_like(weight) for name, weight in weights.items()} for moment in MOMENTS
             },
         )
 
@@ -79,15 +83,15 @@ class StateKeeper:
     def _check(self, state: TrainState, adapter: AdapterConfig, source: str) -> None:
         if state.base != self._model.fingerprint:
             raise TrainerError(
-                f"{source}: was trained on the base {state.base[:12]}, this trainer has {self._model.fingerprint[:12]}; "
+                f"{source}: was trained on base {state.base[:12]}, this trainer has {self._model.fingerprint[:12]}; "
                 "use the model that the run began with"
             )
-        lora = self._lora(adapter)
-        for name in ("rank", "scaling", "modules"):
-            found, asked = getattr(state.lora, name), getattr(lora, name)
-            if found != asked:
-                raise ConfigError(
-                    f"{source}: has {name} {found!r}, the config asks for {asked!r}; "
-                    "give adapter the values that the run began with"
-                )
-        check_shapes(state.weights, self._bank.shapes(lora), source)
+        asked, found = self._lora(adapter), state.lora
+        # Dropout may change between steps; what the tensors mean may not.
+        if replace(found, dropout=asked.dropout) != asked:
+            raise ConfigError(
+                f"{source}: holds rank {found.rank}, scaling {found.scaling:g} and {len(found.modules)} projections, "
+                f"the config asks for {asked.rank}, {asked.scaling:g} and {len(asked.modules)}; "
+                "give adapter.rank, alpha and target_modules the values that the run began with"
+            )
+        check_shapes(state.weights, self._bank.shapes(asked), source)

@@ -1,6 +1,7 @@
-"""Which projections an adapter covers. Free of torch, so that the config check can refuse a name before anything is allocated.
+"""Which projections an adapter covers. Free of torch: the config check refuses a name before anything is allocated.
 
-A projection is named `model.layers.<layer>.<block>.<name>`, as in Hugging Face; `target_modules` holds short names, Megatron's names, or patterns.
+A projection is named `model.layers.<layer>.<block>.<name>`, as in Hugging Face; `target_modules` holds short names,
+Megatron's names, or patterns.
 """
 
 from collections.abc import Iterable
@@ -63,7 +64,7 @@ def target_faults(adapter: AdapterConfig, num_layers: int | None = None) -> list
 
 
 def select_modules(adapter: AdapterConfig, num_layers: int) -> tuple[str, ...]:
-    """Full names of the projections that `adapter` covers, in the model's order. Raises ConfigError that lists every fault."""
+    """Full names of the projections that `adapter` covers, in the model's order. Raises ConfigError for all faults."""
     faults = target_faults(adapter, num_layers)
     if faults:
         raise ConfigError("\n".join(faults))
@@ -96,7 +97,7 @@ def _selected(adapter: AdapterConfig, names: list[str]) -> list[str]:
 
 def _matches(name: str, pattern: str) -> bool:
     short = name.rpartition(".")[2]
-    if pattern == ALL_LINEAR or pattern == short or short in MEGATRON_NAMES.get(pattern, ()):
+    if pattern in (ALL_LINEAR, short) or short in MEGATRON_NAMES.get(pattern, ()):
         return True
     # Patterns and full names; PEFT writes them without `model.` too.
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"model.{pattern}")

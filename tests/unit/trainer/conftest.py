@@ -1,0 +1,50 @@
+"""Tiny models and the process group, once a session."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lora_rl.models.tiny import make_tiny_qwen3
+from lora_rl.trainer.learner import Learner
+from lora_rl.trainer.megatron_compat import init_distributed
+from lora_rl.trainer.model import FrozenModel, build_model
+from lora_rl.trainer.slot_bank import SlotBank
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a random two-layer Qwen3, float32, vocabulary 512."""
+    return make_tiny_qwen3(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """The device, with this process as the only rank."""
+    torch.set_num_threads(1)
+    return init_distributed(0, 1, 1, None)
+
+
+@pytest.fixture(scope="session")
+def model(tiny_qwen3: Path, device: torch.device) -> FrozenModel:
+    return build_model(tiny_qwen3, dtype="float32", tp=1, device=device)
+
+
+@pytest.fixture(scope="session")
+def session_bank(model: FrozenModel) -> SlotBank:
+    return SlotBank(model)
+
+
+@pytest.fixture
+def bank(session_bank: SlotBank) -> Iterator[SlotBank]:
+    """The model's slots, empty before and after."""
+    yield session_bank
+    for slot in range(8):
+        session_bank.clear(slot)
+
+
+@pytest.fixture
+def make_learner(model: FrozenModel, bank: SlotBank) -> Callable[[int], Learner]:
+    """A learner with a token budget."""
+    return lambda max_tokens=4096: Learner(model, bank, max_tokens=max_tokens)

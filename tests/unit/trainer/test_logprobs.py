@@ -1,0 +1,63 @@
+import pytest
+import torch
+
+from lora_rl.trainer import logprobs
+from lora_rl.trainer.logprobs import token_logprobs
+from tests.tolerances import FORMULA
+
+ROWS, WIDTH, VOCAB = 11, 8, 37
+
+
+class OneRank:
+    """A group of this rank alone."""
+
+    @staticmethod
+    def rank() -> int:
+        return 0
+
+    @staticmethod
+    def size() -> int:
+        return 1
+
+
+@pytest.fixture(params=[1 << 22, 2 * VOCAB])
+def inputs(request, monkeypatch):
+    """Hidden states, head, targets, temperatures; whole, and in chunks of two rows."""
+    monkeypatch.setitem(logprobs.CHUNK_LOGITS, "cpu", request.param)
+    draw = torch.Generator().manual_seed(0)
+    hidden_ND = torch.randn(ROWS, WIDTH, generator=draw, requires_grad=True)
+    head_VD = torch.randn(VOCAB, WIDTH, generator=draw)
+    return hidden_ND, head_VD, torch.randint(VOCAB, (ROWS,), generator=draw), 0.5 + torch.rand(ROWS, generator=draw)
+
+
+def _plain(hidden_ND, head_VD, targets_N, temperature_N):
+    logp_NV = (hidden_ND @ head_VD.T / temperature_N[:, None]).log_softmax(-1)
+    return logp_NV.gather(1, targets_N[:, None])[:, 0], -(logp_NV.exp() * logp_NV).sum(-1)
+
+
+def test_logp_and_entropy_are_those_of_the_softmax_at_each_temperature(inputs):
+    for ours, plain in zip(token_logprobs(*inputs, OneRank()), _plain(*inputs), strict=True):
+        assert (ours - plain).abs().max() < FORMULA * 10
+
+
+@pytest.mark.parametrize(("of_logp", "of_entropy"), [(1.0, 0.0), (0.0, 1.0), (0.7, -0.4)])
+def test_gradient_is_that_of_the_softmax(inputs, of_logp, of_entropy):
+    hidden_ND, weights = inputs[0], torch.linspace(-1, 2, ROWS)
+    gradients = []
+    for logp_N, entropy_N in (token_logprobs(*inputs, OneRank()), _plain(*inputs)):
+        loss = of_logp * (weights * logp_N).sum() + of_entropy * (weights * entropy_N).sum()
+        gradients.append(torch.autograd.grad(loss, hidden_ND)[0])
+    assert (gradients[0] - gradients[1]).abs().max() < FORMULA * 10
+
+
+def test_an_unused_entropy_costs_and_changes_nothing(inputs):
+    logp_N, _ = token_logprobs(*inputs, OneRank())
+    (ours,) = torch.autograd.grad(logp_N.sum(), inputs[0])
+    (plain,) = torch.autograd.grad(_plain(*inputs)[0].sum(), inputs[0])
+    assert (ours - plain).abs().max() < FORMULA * 10
+
+
+def test_results_are_float32_for_a_bfloat16_model(inputs):
+    hidden_ND, head_VD, targets_N, temperature_N = inputs
+    logp_N, entropy_N = token_logprobs(hidden_ND.bfloat16(), head_VD.bfloat16(), targets_N, temperature_N, OneRank())
+    assert logp_N.dtype == entropy_N.dtype == torch.float32

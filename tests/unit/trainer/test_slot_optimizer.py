@@ -1,0 +1,129 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lora_rl.config import OptimizerConfig
+from lora_rl.trainer.adapter import Clock
+from lora_rl.trainer.slot_bank import SlotParameter
+from lora_rl.trainer.slot_optimizer import SlotOptimizer, learning_rate
+from lora_rl.trainer.state_io import MOMENTS
+from tests.tolerances import EXACT, FORMULA
+from tests.unit.trainer.test_logprobs import OneRank
+
+
+def _optimizer(clock: Clock = Clock(), **options) -> SlotOptimizer:
+    draw = torch.Generator().manual_seed(0)
+    parameters = [
+        SlotParameter(name=name, value=nn.Parameter(torch.randn(3, 4, generator=draw)), split_dim=None) for name in "ab"
+    ]
+    moments = {moment: {name: torch.zeros(3, 4) for name in "ab"} for moment in MOMENTS}
+    return SlotOptimizer(parameters, OptimizerConfig(**options), clock, moments, OneRank())
+
+
+def _set_gradients(optimizer: SlotOptimizer, value: float) -> None:
+    for index, parameter in enumerate(optimizer.parameters):
+        parameter.value.grad = torch.full((3, 4), value * (index + 1))
+
+
+def _values(optimizer: SlotOptimizer) -> list[torch.Tensor]:
+    return [parameter.value.detach().clone() for parameter in optimizer.parameters]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "samples", "ratio"),
+    [
+        ("constant", 0, 0.0),
+        ("constant", 5, 0.5),
+        ("constant", 10, 1.0),
+        ("constant", 999, 1.0),
+        ("linear", 10, 1.0),
+        ("linear", 60, 0.2 + 0.8 * 0.5),
+        ("linear", 110, 0.2),
+        ("linear", 500, 0.2),
+        ("cosine", 10, 1.0),
+        ("cosine", 35, 0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2),
+        ("cosine", 110, 0.2),
+    ],
+)
+def test_rate_warms_up_then_decays_in_samples(schedule, samples, ratio):
+    config = OptimizerConfig(lr=1e-3, schedule=schedule, warmup_samples=10, decay_samples=110, min_lr_ratio=0.2)
+    assert learning_rate(config, samples) == pytest.approx(1e-3 * ratio, rel=FORMULA)
+
+
+def test_the_first_step_of_a_warm_up_has_a_rate():
+    optimizer = _optimizer(lr=1e-2, warmup_samples=32)
+    _set_gradients(optimizer, 1.0)
+    assert optimizer.step(8).lr == pytest.approx(1e-2 * 8 / 32)
+
+
+def test_gradient_norm_is_that_of_all_parameters_and_clips():
+    optimizer = _optimizer(clip_grad_norm=0.5, betas=(0.0, 0.999), lr=1e-3)
+    _set_gradients(optimizer, 1.0)
+    result = optimizer.step(1)
+    norm = math.sqrt(12 * 1 + 12 * 4)
+    assert result.grad_norm == pytest.approx(norm, rel=FORMULA)
+    # With beta 0 the first moment is the clipped gradient itself.
+    assert optimizer.moment("exp_avg", optimizer.parameters[0]).mean().item() == pytest.approx(0.5 / norm, rel=1e-5)
+
+
+def test_a_gradient_below_the_limit_is_not_scaled():
+    optimizer = _optimizer(clip_grad_norm=100.0, betas=(0.0, 0.999))
+    _set_gradients(optimizer, 1.0)
+    optimizer.step(1)
+    assert (optimizer.moment("exp_avg", optimizer.parameters[0]) - 1).abs().max() == EXACT
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(bad):
+    optimizer = _optimizer(weight_decay=0.1)
+    before = _values(optimizer)
+    _set_gradients(optimizer, 1.0)
+    optimizer.parameters[0].value.grad[0, 0] = bad
+    result = optimizer.step(4)
+    assert (result.stepped, result.finite) == (False, False)
+    assert optimizer.clock == Clock(steps=0, samples=4, skipped_in_a_row=1)
+    assert all(torch.equal(a, b) for a, b in zip(before, _values(optimizer), strict=True))
+    assert optimizer.moment("exp_avg", optimizer.parameters[0]).abs().max() == EXACT
+
+
+def test_a_loss_that_is_not_finite_moves_nothing_though_its_gradient_is():
+    optimizer = _optimizer()
+    before = _values(optimizer)
+    _set_gradients(optimizer, 1.0)
+    assert not optimizer.step(4, finite_loss=False).stepped
+    assert optimizer.clock.skipped_in_a_row == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, _values(optimizer), strict=True))
+
+
+def test_a_finite_step_ends_the_row_of_skipped_ones():
+    optimizer = _optimizer(Clock(steps=3, samples=9, skipped_in_a_row=2))
+    _set_gradients(optimizer, 1.0)
+    assert optimizer.step(2).stepped
+    assert optimizer.clock == Clock(steps=4, samples=11, skipped_in_a_row=0)
+
+
+def test_a_zero_gradient_moves_nothing_in_spite_of_momentum_and_weight_decay():
+    optimizer = _optimizer(weight_decay=0.1)
+    _set_gradients(optimizer, 1.0)
+    optimizer.step(1)
+    before = _values(optimizer)
+    _set_gradients(optimizer, 0.0)
+    result = optimizer.step(1)
+    assert (result.stepped, result.finite) == (False, True)
+    assert optimizer.clock == Clock(steps=1, samples=2)
+    assert all(torch.equal(a, b) for a, b in zip(before, _values(optimizer), strict=True))
+
+
+def test_steps_are_those_of_torch_adamw():
+    optimizer = _optimizer(lr=1e-2, weight_decay=0.1, clip_grad_norm=None)
+    plain = [nn.Parameter(value) for value in _values(optimizer)]
+    adamw = torch.optim.AdamW(plain, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    for gradient in (1.0, -0.5, 0.25):
+        _set_gradients(optimizer, gradient)
+        optimizer.step(1)
+        for index, parameter in enumerate(plain):
+            parameter.grad = torch.full((3, 4), gradient * (index + 1))
+        adamw.step()
+    assert all(torch.equal(a, b) for a, b in zip(plain, _values(optimizer), strict=True))

@@ -1,0 +1,71 @@
+import subprocess
+import sys
+
+import pytest
+
+from lora_rl.config import AdapterConfig
+from lora_rl.errors import ConfigError
+from lora_rl.trainer.targets import BLOCKS, MEGATRON_NAMES, select_modules, short_names, target_faults
+
+
+def _selected(target_modules, exclude_modules=(), num_layers=2) -> list[str]:
+    adapter = AdapterConfig(target_modules=target_modules, exclude_modules=exclude_modules)
+    return [name.removeprefix("model.layers.") for name in select_modules(adapter, num_layers)]
+
+
+def test_all_linear_covers_the_seven_projections_of_each_layer_in_order():
+    names = _selected("all-linear")
+    assert names == [f"{layer}.{block}.{name}" for layer in (0, 1) for name, block in BLOCKS.items()]
+
+
+def test_hugging_face_and_megatron_names_select_the_same():
+    assert _selected(("linear_qkv", "linear_fc2")) == _selected(("q_proj", "k_proj", "v_proj", "down_proj"))
+
+
+def test_each_megatron_name_is_known():
+    assert target_faults(AdapterConfig(target_modules=tuple(MEGATRON_NAMES))) == []
+
+
+def test_a_pattern_selects_layers():
+    assert _selected(("*.layers.1.mlp.*",)) == ["1.mlp.gate_proj", "1.mlp.up_proj", "1.mlp.down_proj"]
+
+
+def test_a_full_name_selects_one_projection_with_and_without_model_prefix():
+    assert _selected(("model.layers.0.self_attn.q_proj",)) == ["0.self_attn.q_proj"]
+    assert _selected(("layers.0.self_attn.q_proj",)) == ["0.self_attn.q_proj"]
+
+
+def test_excluded_modules_are_left_out():
+    assert _selected(("linear_fc1",), ("gate_proj", "*.layers.1.*")) == ["0.mlp.up_proj"]
+
+
+@pytest.mark.parametrize("field", ["target_modules", "exclude_modules"])
+def test_an_unknown_name_is_refused_with_the_known_ones(field):
+    (fault,) = target_faults(AdapterConfig(**{field: ("q_porj",)}))
+    assert fault.startswith(f"adapter.{field}: 'q_porj'")
+    assert "q_proj" in fault
+    assert "linear_qkv" in fault
+
+
+def test_a_pattern_for_a_layer_that_the_model_lacks_is_refused_once_the_model_is_known():
+    adapter = AdapterConfig(target_modules=("*.layers.7.*",))
+    assert target_faults(adapter) == []
+    with pytest.raises(ConfigError, match=r"layers\.7"):
+        select_modules(adapter, num_layers=2)
+
+
+def test_excluding_everything_is_refused():
+    assert "leaves nothing" in target_faults(AdapterConfig(exclude_modules=("*",)))[0]
+
+
+def test_shared_a_is_refused():
+    assert "canonical_lora" in target_faults(AdapterConfig(type="lora"))[0]
+
+
+def test_short_names_come_in_the_order_of_a_layer():
+    assert short_names(["model.layers.1.mlp.down_proj", "model.layers.0.self_attn.q_proj"]) == ["q_proj", "down_proj"]
+
+
+def test_names_are_checked_without_torch():
+    code = "import sys, lora_rl.trainer.targets, lora_rl.trainer.adapter; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
