@@ -3,13 +3,14 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from lora_rl.errors import StoreError
 from lora_rl.store import RunRecords
 from lora_rl.tracking import iteration_line, iteration_under_way
 
@@ -43,9 +44,11 @@ class _Display:
     def run(self) -> None:
         with Live(console=self._console, refresh_per_second=4, transient=True) as live:
             while not self.stopped.wait(POLL_S):
+                with suppress(StoreError):  # the run itself decides whether that is fatal
+                    self._print_commits()
+                    live.update(self._line())
+            with suppress(StoreError):
                 self._print_commits()
-                live.update(self._line())
-            self._print_commits()
 
     def _print_commits(self) -> None:
         while self._next < self._iterations and (commit := self._records.iteration_commit(self._next)):

@@ -81,6 +81,8 @@ def end(server: Server, grace_s: float = 15.0) -> bool:
 
 def _family(server: Server) -> set[psutil.Process]:
     """The processes of the server's session and all their descendants. The session outlives its leader."""
+    if psutil.boot_time() > server.created:
+        return set()
     with contextlib.suppress(psutil.NoSuchProcess):
         if psutil.Process(server.pid).create_time() != server.created:
             return set()  # the number is another process's by now, so no session of ours is left

@@ -74,6 +74,18 @@ def test_end_leaves_a_later_process_with_the_same_number_alone() -> None:
         end(server)
 
 
+def test_end_leaves_everything_alone_that_runs_since_a_reboot() -> None:
+    server, child = parent_and_child()
+    try:
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until(lambda: not server.alive, "death")
+        assert not end(replace(server, created=psutil.boot_time() - 100))
+        assert running(child)
+    finally:
+        end(server)
+    assert not running(child)
+
+
 def test_server_that_dies_with_us_ends_when_we_are_killed() -> None:
     code = """
         import os, signal, sys
