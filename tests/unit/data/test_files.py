@@ -39,3 +39,13 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path):
     path.write_bytes(b"PAR1 and no more")
     with pytest.raises(DataError, match="is not a whole Parquet file"):
         read_records(str(path))
+
+
+@pytest.mark.integration
+def test_prompts_are_read_from_an_object_store_and_a_missing_object_is_named(s3_store_uri):
+    bucket = s3_store_uri.removeprefix("s3://").split("/")[0]
+    with fsspec.open(f"s3://{bucket}/prompts.jsonl", "wb") as file:
+        file.write(b'{"prompt": "a"}')  # type: ignore[union-attr]
+    assert read_records(f"s3://{bucket}/prompts.jsonl") == [{"prompt": "a"}]
+    with pytest.raises(DataError, match=r"others.jsonl' cannot be read \(FileNotFoundError"):
+        read_records(f"s3://{bucket}/others.jsonl")
