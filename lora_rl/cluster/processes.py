@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,13 +70,27 @@ def end(server: Server, grace_s: float = 15.0) -> bool:
     for process in asked:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-    psutil.wait_procs(family, timeout=grace_s)
-    left = {*_family(server), *(process for process in family if process.is_running())}
+    left = {*_wait(family, grace_s), *_family(server)}
     for survivor in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             survivor.kill()
-    psutil.wait_procs(left, timeout=5)
+    _wait(left, 5)
     return bool(family)
+
+
+def _wait(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that still run after `seconds`, or as soon as none does. An orphan may stay a zombie: not all inits reap."""
+    give_up = time.monotonic() + seconds
+    while (left := [process for process in processes if _runs(process)]) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _family(server: Server) -> set[psutil.Process]:

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,8 +59,10 @@ def test_end_finds_the_child_of_a_server_that_was_killed() -> None:
     os.kill(server.pid, signal.SIGKILL)
     wait_until(lambda: not server.alive, "death")
     assert running(child)
+    begun = time.monotonic()
     assert end(server)
     assert not running(child)
+    assert time.monotonic() - begun < 5, "waited for an orphan that ended and that nobody reaps"
 
 
 def test_end_leaves_a_later_process_with_the_same_number_alone() -> None:
