@@ -79,7 +79,7 @@ def end(server: Server, grace_s: float = 15.0) -> bool:
 
 
 def _wait(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those that still run after `seconds`, or as soon as none does. An orphan may stay a zombie: not all inits reap."""
+    """Those that still run after `seconds`; sooner if none does. Zombies do not count: not every init reaps orphans."""
     give_up = time.monotonic() + seconds
     while (left := [process for process in processes if _runs(process)]) and time.monotonic() < give_up:
         time.sleep(0.05)

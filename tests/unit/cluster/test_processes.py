@@ -74,7 +74,7 @@ def test_end_leaves_a_later_process_with_the_same_number_alone() -> None:
         assert server.alive
         assert running(child)
     finally:
-        end(server)
+        end(server, grace_s=0.1)
 
 
 def test_end_leaves_everything_alone_that_runs_since_a_reboot() -> None:
