@@ -9,7 +9,7 @@ import json
 import logging
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -22,6 +22,9 @@ from lora_rl.errors import ActorLost
 
 logger = logging.getLogger("lora_rl.cluster")
 
+_log_positions: dict[ActorHandle, int] = {}
+"""Number of the last line fetched from each actor: a group lasts for one step only."""
+
 
 @dataclass
 class ActorGroup:
@@ -29,7 +32,6 @@ class ActorGroup:
 
     role: str
     handles: Sequence[ActorHandle]
-    log_positions: dict[int, int] = field(default_factory=dict)
 
     async def call_first(self, method: str, *, deadline_s: float, **arguments: Any) -> Any:
         """Result of `method` on the first actor."""
@@ -56,12 +58,12 @@ class ActorGroup:
                 pending.cancel()
 
     async def drain_logs(self) -> list[tuple[int, str]]:
-        """(level, text) of what the actors logged since the last call."""
+        """(level, text) of what the actors logged since this process last asked them."""
         lines = []
         for rank, handle in enumerate(self.handles):
-            after = self.log_positions.get(rank, 0)
+            after = _log_positions.get(handle, 0)
             for number, level, text in await call(handle.drain_logs, deadline_s=10, after=after):
-                self.log_positions[rank] = number
+                _log_positions[handle] = number
                 lines.append((level, f"[{self.role}-{rank}] {text}"))
         return lines
 
