@@ -27,12 +27,6 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-FEW_WRITES = {
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-}
-"""States of task runs are written once a second. One at a time they collide with API calls in SQLite, which answer 503
-then, and Prefect's client waits 2 s or more before it tries again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +134,7 @@ def _prefect_command(port: int) -> list[str]:
 
 def _prefect_env(port: int) -> dict[str, str]:
     # the UI asks the port that the server is told of, not the one it listens on
-    return {**QUIET, **FEW_WRITES, "PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": str(port)}
+    return {**QUIET, "PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": str(port)}
 
 
 def _ray_program() -> str:
