@@ -27,6 +27,6 @@ docs:  # writes the generated pages of docs/
 	$(SETUP)
 	$(BIN)/python -c "from lora_rl.tracking import metrics_page; print(metrics_page(), end='')" > docs/metrics.md
 
-bench:  # measures and appends to benchmarks/results/
+bench:  # measures on the CPU and appends to benchmarks/results/
 	$(SETUP)
-	$(BIN)/python -m benchmarks.cpu_lora_ops
+	@set -e; for name in orchestration publish cpu_lora_ops; do $(BIN)/python -m benchmarks.$$name; done
