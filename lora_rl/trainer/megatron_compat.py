@@ -43,11 +43,14 @@ class _Anything(type):
         return _Anything(name, (), {})
 
     def __call__(cls, *args: object, **kwargs: object) -> object:
-        return args[0] if args else cls
+        # As a decorator it leaves the function; as a maker of decorators it makes itself.
+        return args[0] if args and callable(args[0]) else cls
 
 
 class _StandIn(types.ModuleType):
     __path__: ClassVar[list[str]] = []
+    # Older than any version that is asked for.
+    __version__ = "0"
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
@@ -90,9 +93,9 @@ def _missing_packages_stood_in() -> Iterator[None]:
 def quiet() -> Iterator[None]:
     """Within, Megatron's prints, progress bars, warnings and logs below errors are dropped.
 
-    It reports each missing package, each deprecation and each parameter, and gives the root logger a handler.
+    It reports each missing package, each deprecation and each parameter, and changes the root logger.
     """
-    handlers, disabled = logging.root.handlers[:], logging.root.manager.disable
+    handlers, level, disabled = logging.root.handlers[:], logging.root.level, logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
@@ -101,6 +104,7 @@ def quiet() -> Iterator[None]:
     finally:
         logging.disable(disabled)
         logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
 
 
 if not hasattr(typing, "override"):
