@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from lora_rl.cluster import workstation
+from lora_rl.cluster.processes import free_port
 from tests.s3 import BUCKET, S3Process, moto, seaweedfs
 
 os.environ |= {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -44,3 +46,16 @@ def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Process]
         yield server
     finally:
         server.kill()
+
+
+@pytest.fixture(scope="session")
+def cluster_environment(s3_store_uri: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Environment of a process that is a client of a Prefect server and a Ray head, both up for the session."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("LORA_RL_HOME", "PREFECT_HOME"):
+            patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))
+        station = workstation.up(ray_port=free_port(), prefect_port=free_port())
+        try:
+            yield {**os.environ, "RAY_ADDRESS": station.ray_address, "PREFECT_API_URL": station.prefect_api_url}
+        finally:
+            workstation.down()

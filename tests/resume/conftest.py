@@ -1,35 +1,19 @@
-"""A workstation that outlives the drivers killed on it, and runs to compare with."""
+"""Drivers that are killed, and runs to compare with."""
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lora_rl.cluster import workstation
-from lora_rl.cluster.processes import free_port
 from lora_rl.config import load_config
 from lora_rl.store import RunRecords, open_store
 
 ROOT = Path(__file__).parents[2]
 ITERATIONS = 2
-
-
-@pytest.fixture(scope="session")
-def cluster_environment(s3_store_uri: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Environment of a process that is a client of a Prefect server and a Ray head, both up for the session."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("LORA_RL_HOME", "PREFECT_HOME"):
-            patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))
-        station = workstation.up(ray_port=free_port(), prefect_port=free_port())
-        try:
-            yield {**os.environ, "RAY_ADDRESS": station.ray_address, "PREFECT_API_URL": station.prefect_api_url}
-        finally:
-            workstation.down()
 
 
 @pytest.fixture

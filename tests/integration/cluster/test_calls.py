@@ -1,0 +1,182 @@
+"""Calls to real actors: deadlines, cancellation, death, and errors as they were raised."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+import ray
+import ray.cloudpickle
+
+from lora_rl.cluster.actors import ActorGroup, find_or_start, started
+from lora_rl.cluster.calls import call
+from lora_rl.cluster.connect import connect, disconnect
+from lora_rl.errors import ActorLost, DeadlineExceeded, EngineError
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(cluster_environment: dict[str, str]) -> Iterator[None]:
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    handler = signal.getsignal(signal.SIGTERM)
+    connect(cluster_environment["RAY_ADDRESS"])
+    assert signal.getsignal(signal.SIGTERM) is handler
+    yield
+    disconnect()
+
+
+class Host:
+    """An asynchronous actor."""
+
+    def __init__(self, word: str = "hello") -> None:
+        self.word = word
+        self.cancelled = 0
+
+    async def start(self, **arguments: str) -> str:
+        return self.word
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def wait(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def times_cancelled(self) -> int:
+        return self.cancelled
+
+    async def fail(self, kind: type[Exception]) -> None:
+        raise kind("replica: 3 is broken; restart it")
+
+    async def die(self) -> None:
+        os._exit(1)
+
+    async def drain_logs(self, after: int) -> list[tuple[int, int, str]]:
+        lines = [(1, 20, "one"), (2, 30, "two")]
+        return [line for line in lines if line[0] > after]
+
+
+class Rank:
+    """A synchronous actor, one of several that would wait for each other."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+
+    def start(self) -> int:
+        return self.rank
+
+    def meet(self, failing: int | None = None) -> tuple[int, int]:
+        if failing == self.rank:
+            raise EngineError("gradient: nan")
+        if failing is not None:
+            time.sleep(600)  # as a rank that waits in a collective for the one that failed
+        return self.rank, self.world_size
+
+
+def group(role: str, **identity: str) -> ActorGroup:
+    return find_or_start(role, Host, {"word": role}, identity=identity, concurrency=10)
+
+
+def ranks(role: str, count: int = 2) -> ActorGroup:
+    return find_or_start(role, Rank, {}, count=count, per_rank=True, identity={})
+
+
+async def gone(handle: ray.actor.ActorHandle, method: str) -> bool:
+    try:
+        await call(getattr(handle, method), deadline_s=10)
+    except ActorLost:
+        return True
+    return False
+
+
+async def test_deadline_ends_the_call_and_cancels_it_in_the_actor() -> None:
+    host = group("deadline").handles[0]
+    await call(host.start, deadline_s=60)
+    with pytest.raises(DeadlineExceeded, match=r"wait: no answer within 0\.5 s, cancelled; raise its deadline"):
+        await call(host.wait, deadline_s=0.5)
+    async with asyncio.timeout(10):
+        while await call(host.times_cancelled, deadline_s=10) == 0:
+            await asyncio.sleep(0)
+
+
+async def test_cancelling_the_caller_cancels_the_call_in_the_actor() -> None:
+    host = group("cancel").handles[0]
+    await call(host.start, deadline_s=60)
+    task = asyncio.create_task(call(host.wait, deadline_s=600))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(task, 0.5)
+    async with asyncio.timeout(10):
+        while await call(host.times_cancelled, deadline_s=10) == 0:
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("kind", [EngineError, ValueError, TimeoutError, DeadlineExceeded, ActorLost])
+async def test_error_arrives_as_the_actor_raised_it(kind: type[Exception]) -> None:
+    host = group("fail").handles[0]
+    with pytest.raises(kind) as caught:
+        await call(host.fail, deadline_s=60, kind=kind)
+    assert type(caught.value) is kind
+    assert str(caught.value) == "replica: 3 is broken; restart it"
+
+
+async def test_error_carries_the_traceback_of_the_actor() -> None:
+    with pytest.raises(EngineError) as caught:
+        await group("fail").call_first("fail", deadline_s=60, kind=EngineError)
+    assert any("in fail" in note for note in caught.value.__notes__)
+
+
+async def test_death_of_the_actor_is_a_lost_actor_and_the_next_is_started_anew() -> None:
+    lost = group("death")
+    await started(lost, deadline_s=60)
+    with pytest.raises(ActorLost, match="die: the actor died or became unreachable"):
+        await lost.call_first("die", deadline_s=60)
+    for _ in range(3):
+        try:
+            await started(group("death"), deadline_s=60)
+            break
+        except ActorLost:
+            continue
+    else:
+        pytest.fail("the dead actor is still found by its name")
+
+
+async def test_actor_is_found_by_what_it_was_made_from_and_replaced_otherwise() -> None:
+    first = group("role", model="a")
+    pid = await first.call_first("pid", deadline_s=60)
+    assert await group("role", model="a").call_first("pid", deadline_s=60) == pid
+    other = await group("role", model="b").call_first("pid", deadline_s=60)
+    assert other != pid
+    assert await gone(first.handles[0], "pid")
+
+
+async def test_ranks_know_their_place_and_answer_together() -> None:
+    trainer = await started(ranks("ranks"), deadline_s=60)
+    assert await trainer.call_all("meet", deadline_s=60) == (0, 2)
+
+
+async def test_failure_of_one_rank_ends_all_within_seconds() -> None:
+    trainer = await started(ranks("collective"), deadline_s=60)
+    begun = time.monotonic()
+    with pytest.raises(EngineError, match="gradient: nan"):
+        await trainer.call_all("meet", deadline_s=600, failing=1)
+    assert time.monotonic() - begun < 10
+    assert await gone(trainer.handles[0], "start")
+
+
+async def test_deadline_of_a_synchronous_actor_ends_it() -> None:
+    trainer = await started(ranks("slow", count=1), deadline_s=60)
+    with pytest.raises(DeadlineExceeded):
+        await trainer.call_all("meet", deadline_s=0.5, failing=1)
+    assert await gone(trainer.handles[0], "start")
+
+
+async def test_logs_come_once_also_to_a_group_found_anew() -> None:
+    assert await group("logs").drain_logs() == [(20, "[logs-0] one"), (30, "[logs-0] two")]
+    assert await group("logs").drain_logs() == []
