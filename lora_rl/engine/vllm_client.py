@@ -163,6 +163,4 @@ async def _finished(collector: Any) -> RequestOutput:
 
 
 def _dead() -> EngineDied:
-    return EngineDied(
-        "engine: vLLM's processes have died, see the log; start the engine again and publish the adapter"
-    )
+    return EngineDied("engine: vLLM's processes have died, see the log; start the engine again and publish the adapter")
