@@ -79,7 +79,7 @@ METRICS = (
     Metric("publish/read_s", "s", MAX, "Hot load: reading the adapter from the store; the slowest replica."),
     Metric("publish/load_s", "s", MAX, "Hot load: loading it into the engine; the slowest replica."),
     Metric("publish/probe_s", "s", MAX, "Hot load: the probe; the slowest replica."),
-    Metric("publish/probe_error/max", "nats", MAX, "Mean |logp engine - logp trainer| on the probe; the worst replica."),
+    Metric("publish/probe_error/max", "nats", MAX, "Mean |logp engine - logp trainer| on the probe, worst replica."),
     Metric("publish/probe_effect/max", "nats", MAX, "Change of a log-probability on the probe by the adapter."),
     Metric("time/<term>_s", "s", SUM, "A step as its task saw it, or a part of it in the actor."),
     Metric("memory/peak_gib", "GiB", MAX, "Memory of the trainer's first rank at its peak."),

@@ -1,6 +1,8 @@
 """Prompts become exactly the text and tokens that the chat template says."""
 
 import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
 from lora_rl.data.chat import ChatRenderer
 from lora_rl.errors import ConfigError, DataError
@@ -29,13 +31,14 @@ def test_tokens_are_those_of_the_text_and_no_more(renderer, tokenizer_path):
     assert rendered.tokens.count(tokenizer.eos_token_id) == 1
 
 
-def test_a_template_that_adds_the_first_token_gets_no_second_one(tmp_path):
+def test_a_first_token_that_both_template_and_tokenizer_add_stands_once(tmp_path):
     tokenizer = make_tokenizer(512)
-    tokenizer.bos_token = "<|endoftext|>"
-    tokenizer.chat_template = "{{ bos_token }}" + str(tokenizer.chat_template)
+    first, id = "<|endoftext|>", tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{first} $A", special_tokens=[(first, id)])
+    tokenizer.chat_template = first + str(tokenizer.chat_template)
     tokenizer.save_pretrained(tmp_path)
-    tokens = ChatRenderer(tmp_path).render("hi", None).tokens
-    assert sum(token == tokenizer.bos_token_id for token in tokens) == 1
+    assert AutoTokenizer.from_pretrained(tmp_path)("hi")["input_ids"][0] == id
+    assert sum(token == id for token in ChatRenderer(tmp_path).render("hi", None).tokens) == 1
 
 
 def test_messages_that_the_template_refuses_are_shown(tmp_path):
