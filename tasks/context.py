@@ -1,6 +1,7 @@
 """What a step starts from: refs only, read from the store."""
 
 import asyncio
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from lora_rl.config import RunConfig, StoreConfig
 from lora_rl.errors import ConfigError
 from lora_rl.models import resolve_model
 from lora_rl.store import AdapterRef, ArtifactStore, BlobRef, RunRecords, open_store
+
+SESSION = uuid.uuid4().hex
+"""This driver. What a standing actor has opened for another is opened again: graders and rows may have changed."""
 
 START = -1
 """Number under which the records before the first iteration stand."""
@@ -70,7 +74,7 @@ def _open_iteration(run: str, n: int, store: str) -> Iteration:
 
 
 def _opened(run: str, store: str) -> dict[str, Any]:
-    where = StoreConfig(uri=store)
+    where = StoreConfig(uri=store).absolute()
     artifacts = open_store(where)
     records = RunRecords(artifacts, run)
     config = records.config().model_copy(update={"store": where})

@@ -5,7 +5,7 @@ from prefect.client.schemas.objects import State
 from lora_rl.cluster import roles
 from lora_rl.store import AdapterRef, BlobRef, StepRecord
 from tasks.context import Start
-from tasks.step import StepResult, bring_logs, run_step, step
+from tasks.step import StepResult, logs_of, run_step, step
 
 
 @step("export_adapter")
@@ -17,16 +17,16 @@ async def export_adapter(at: Start, trained: StepRecord) -> State | StepRecord:
 
     async def body() -> StepResult:
         trainer = await roles.trainer(config, at.model_path)
-        reply = await trainer.call_all(
-            "export_adapter",
-            deadline_s=config.deadlines.publish_s,
-            store=at.store,
-            adapter=config.adapter,
-            state=state,
-            version=version,
-            base_model_name=config.model.name,
-        )
-        await bring_logs(trainer)
+        async with logs_of(trainer):
+            reply = await trainer.call_all(
+                "export_adapter",
+                deadline_s=config.deadlines.publish_s,
+                store=at.store,
+                adapter=config.adapter,
+                state=state,
+                version=version,
+                base_model_name=config.model.name,
+            )
         adapter = reply.adapter
         return StepResult(
             outputs={"weights": adapter.weights, "config": adapter.config, "probe": adapter.probe},

@@ -4,8 +4,8 @@ from prefect.client.schemas.objects import State
 
 from lora_rl.cluster import roles
 from lora_rl.store import StepRecord
-from tasks.context import Iteration
-from tasks.step import StepResult, bring_logs, run_step, step
+from tasks.context import SESSION, Iteration
+from tasks.step import StepResult, logs_of, run_step, step
 
 
 @step("reward")
@@ -16,10 +16,15 @@ async def reward(at: Iteration, samples: StepRecord) -> State | StepRecord:
 
     async def body() -> StepResult:
         rollouter = await roles.rollouter(config, at.model_path)
-        reply = await rollouter.call_first(
-            "grade", deadline_s=config.deadlines.reward_s, store=at.store, samples=blob, reward=config.reward
-        )
-        await bring_logs(rollouter)
+        async with logs_of(rollouter):
+            reply = await rollouter.call_first(
+                "grade",
+                deadline_s=config.deadlines.reward_s,
+                store=at.store,
+                samples=blob,
+                reward=config.reward,
+                session=SESSION,
+            )
         return StepResult(outputs={"samples": reply.samples}, metrics=reply.metrics, values={"preview": reply.preview})
 
     return await run_step(

@@ -4,9 +4,9 @@ from prefect.client.schemas.objects import State
 
 from lora_rl.cluster import roles
 from lora_rl.store import StepRecord
-from tasks.context import Iteration
+from tasks.context import SESSION, Iteration
 from tasks.hot_load import serve
-from tasks.step import StepResult, bring_logs, run_step, step
+from tasks.step import StepResult, logs_of, run_step, step
 
 
 @step("rollout")
@@ -18,22 +18,23 @@ async def rollout(at: Iteration) -> State | StepRecord:
     async def body() -> StepResult:
         engines, _ = await serve(at, at.adapter)
         rollouter = await roles.rollouter(config, at.model_path)
-        reply = await rollouter.call_first(
-            "rollout",
-            deadline_s=config.deadlines.rollout_s,
-            engines=engines.handles,
-            engine_deadline_s=config.deadlines.rollout_s,
-            store=at.store,
-            data=config.data,
-            sampling=config.sampling,
-            seed=config.seed,
-            position=at.position,
-            adapter=at.adapter,
-            reward=config.reward,
-            dynamic_sampling=dynamic_sampling,
-            batch_id=f"{at.run}/it{at.n}",
-        )
-        await bring_logs(rollouter)
+        async with logs_of(rollouter):
+            reply = await rollouter.call_first(
+                "rollout",
+                deadline_s=config.deadlines.rollout_s,
+                engines=engines.handles,
+                engine_deadline_s=config.deadlines.rollout_s,
+                store=at.store,
+                data=config.data,
+                sampling=config.sampling,
+                seed=config.seed,
+                position=at.position,
+                adapter=at.adapter,
+                reward=config.reward,
+                dynamic_sampling=dynamic_sampling,
+                batch_id=f"{at.run}/it{at.n}",
+                session=SESSION,
+            )
         return StepResult(
             outputs={"samples": reply.samples}, metrics=reply.metrics, values={"position": reply.position}
         )
@@ -48,6 +49,7 @@ async def rollout(at: Iteration) -> State | StepRecord:
             "sampling": config.sampling.model_dump(mode="json"),
             "engine": config.engine.model_dump(mode="json"),
             "dynamic_sampling": dynamic_sampling and dynamic_sampling.model_dump(mode="json"),
+            "reward": dynamic_sampling and config.reward.model_dump(mode="json"),
             "version": at.adapter.label,
         },
         body=body,

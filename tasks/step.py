@@ -3,7 +3,8 @@
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
@@ -14,7 +15,7 @@ from prefect.states import Completed
 from prefect.tasks import Task
 
 from lora_rl.cluster.actors import ActorGroup
-from lora_rl.errors import ActorLost
+from lora_rl.errors import ActorLost, DeadlineExceeded
 from lora_rl.store import BlobRef, StepRecord, fingerprint, utc_now
 from tasks.context import Start
 
@@ -95,8 +96,15 @@ async def run_step(
     return await asyncio.to_thread(records.commit_step, at.n, record)
 
 
-async def bring_logs(group: ActorGroup) -> None:
-    """What the actors logged, into the log of this task run."""
+@asynccontextmanager
+async def logs_of(group: ActorGroup) -> AsyncIterator[None]:
+    """What the actors log meanwhile goes into the log of this task run, also when the call fails."""
     logger = get_run_logger()
-    for level, text in await group.drain_logs():
-        logger.log(level, text)
+    try:
+        yield
+    finally:
+        try:
+            for level, text in await group.drain_logs():
+                logger.log(level, text)
+        except (ActorLost, DeadlineExceeded) as error:
+            logger.warning("the actors' log is missing: %s", error)

@@ -5,7 +5,7 @@ from prefect.client.schemas.objects import State
 from lora_rl.cluster import roles
 from lora_rl.store import StepRecord
 from tasks.context import Iteration
-from tasks.step import StepResult, bring_logs, run_step, step
+from tasks.step import StepResult, logs_of, run_step, step
 
 
 @step("train_step")
@@ -16,18 +16,18 @@ async def train_step(at: Iteration, scored: StepRecord) -> State | StepRecord:
 
     async def body() -> StepResult:
         trainer = await roles.trainer(config, at.model_path)
-        reply = await trainer.call_all(
-            "train_step",
-            deadline_s=config.deadlines.train_s,
-            store=at.store,
-            adapter=config.adapter,
-            start=at.state,
-            samples=blob,
-            algorithm=config.algorithm,
-            sampling=config.sampling,
-            seed=config.seed,
-        )
-        await bring_logs(trainer)
+        async with logs_of(trainer):
+            reply = await trainer.call_all(
+                "train_step",
+                deadline_s=config.deadlines.train_s,
+                store=at.store,
+                adapter=config.adapter,
+                start=at.state,
+                samples=blob,
+                algorithm=config.algorithm,
+                sampling=config.sampling,
+                seed=config.seed,
+            )
         return StepResult(outputs={"state": reply.state}, metrics=reply.metrics, values={"stepped": reply.stepped})
 
     return await run_step(
@@ -38,6 +38,7 @@ async def train_step(at: Iteration, scored: StepRecord) -> State | StepRecord:
             "model": config.model.model_dump(mode="json"),
             "adapter": config.adapter.model_dump(mode="json"),
             "algorithm": config.algorithm.model_dump(mode="json"),
+            "sampling": config.sampling.model_dump(mode="json"),
             "trainer": config.trainer.model_dump(mode="json"),
         },
         body=body,

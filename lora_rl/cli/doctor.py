@@ -5,6 +5,7 @@ import shutil
 import socket
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import psutil
 import typer
@@ -67,6 +68,8 @@ def _package(what: str, distributions: tuple[str, ...]) -> Finding:
 
 
 def _gpu() -> Finding:
+    if find_spec("torch") is None:
+        return Finding(what="GPU", found="unknown: torch is missing", mend="run `python3 infra/setup.py`")
     import torch
 
     if torch.cuda.is_available():

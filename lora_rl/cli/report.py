@@ -22,7 +22,8 @@ def print_report(console: Console, artifacts: ArtifactStore, records: RunRecords
     """The report of a run whose `iterations` are committed; the curve is also written to the store."""
     commits = [commit for it in range(iterations) if (commit := records.iteration_commit(it))]
     its, rewards = [commit["it"] for commit in commits], [commit["reward_mean"] for commit in commits]
-    exact = [commit["metrics"][EXACT] for commit in commits] if EXACT in commits[0]["metrics"] else None
+    scored = [commit["metrics"].get(EXACT) for commit in commits]
+    exact = None if None in scored else scored
     console.print(reward_curve_text(its, rewards), markup=False, highlight=False)
     if exact:
         first, last = fmean(exact[:AVERAGED]), fmean(exact[-AVERAGED:])

@@ -4,7 +4,7 @@ import asyncio
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -13,6 +13,9 @@ from rich.console import Console
 from lora_rl.cli.options import make_importable
 from lora_rl.config import RunConfig, load_config
 from lora_rl.store import STEPS, RunRecords, open_store
+
+if TYPE_CHECKING:
+    from lora_rl.cluster.workstation import Workstation
 
 QUIET_PREFECT = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
 """The progress display takes the terminal, and the error is said once; Prefect's server still gets every line."""
@@ -34,31 +37,27 @@ def run(
     Alone it brings its own Ray and Prefect. Where `lora-rl up` has been called, or RAY_ADDRESS and PREFECT_API_URL are
     set, it uses those.
     """
-    checked = _load(config, run_name, store, set_ or [])
+    checked = load_config(config, set_ or [], run_name=run_name, store=store)
     console = Console()
     if dry_run:
         _print_plan(console, checked)
         return
     make_importable(config.absolute().parent)
     from lora_rl.cli.report import print_adapter, print_report
+    from lora_rl.cluster.workstation import current_workstation
     from lora_rl.preflight import check_run
 
+    station = current_workstation()
     with console.status("checking model, data, reward, store and memory"):
-        check_run(checked)
+        check_run(checked, starts_actors=station is None and "RAY_ADDRESS" not in os.environ)
     artifacts = open_store(checked.store)
     records = RunRecords(artifacts, str(checked.run_name))
     records.create_run(checked.model_dump(mode="json"), checked.sha256)
     with console.status("making the model ready"):
         _make_model(checked)
-    result = _execute(console, checked, records)
+    result = _execute(console, checked, records, station)
     print_report(console, artifacts, records, str(checked.run_name), checked.iterations)
     print_adapter(console, result)
-
-
-def _load(path: Path, run_name: str | None, store: str | None, overrides: list[str]) -> RunConfig:
-    given = [f"run_name={run_name}"] if run_name is not None else []
-    given += [f"store.uri={store}"] if store is not None else []
-    return load_config(path, [*overrides, *given])
 
 
 def _print_plan(console: Console, config: RunConfig) -> None:
@@ -74,12 +73,11 @@ def _make_model(config: RunConfig) -> None:
     resolve_model(config.model.name)
 
 
-def _execute(console: Console, config: RunConfig, records: RunRecords) -> dict[str, Any]:
+def _execute(console: Console, config: RunConfig, records: RunRecords, station: "Workstation | None") -> dict[str, Any]:
     from lora_rl.cluster import workstation
     from lora_rl.cluster.token import token_environment
 
     os.environ.update(workstation.QUIET | QUIET_PREFECT)
-    station = workstation.current_workstation()
     with ExitStack() as cleanup:
         if station is not None:
             workstation.use_workstation(station)

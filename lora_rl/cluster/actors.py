@@ -17,10 +17,11 @@ import ray.util
 from ray.actor import ActorHandle
 
 from lora_rl.cluster.calls import call
-from lora_rl.cluster.connect import NAMESPACE
-from lora_rl.errors import ActorLost
+from lora_rl.cluster.connect import NAMESPACE, connect
 
 logger = logging.getLogger("lora_rl.cluster")
+
+LOGS_DEADLINE_S = 10.0
 
 _log_positions: dict[ActorHandle, int] = {}
 """Number of the last line fetched from each actor: a group lasts for one step only."""
@@ -62,7 +63,7 @@ class ActorGroup:
         lines = []
         for rank, handle in enumerate(self.handles):
             after = _log_positions.get(handle, 0)
-            for number, level, text in await call(handle.drain_logs, deadline_s=10, after=after):
+            for number, level, text in await call(handle.drain_logs, deadline_s=LOGS_DEADLINE_S, after=after):
                 _log_positions[handle] = number
                 lines.append((level, f"[{self.role}-{rank}] {text}"))
         return lines
@@ -81,23 +82,25 @@ def find_or_start(
     count: int = 1,
     per_rank: bool = False,
     identity: Mapping[str, Any],
-    num_gpus: float = 0,
     concurrency: int | None = None,
 ) -> ActorGroup:
     """The group of `count` actors of `role` made from `identity`; started where one of them is missing.
 
     Actors of the role made from anything else are ended first: one run uses a cluster at a time, and memory is short.
     """
+    connect()
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
     names = [f"{role}-{rank}-{digest}" for rank in range(count)]
-    present = {name for name in ray.util.list_named_actors() if str(name).startswith(f"{role}-")}
-    found = [handle for name in names if name in present and (handle := _find(name))]
+    named = ray.util.list_named_actors(all_namespaces=True)
+    ours = {str(entry["name"]) for entry in named if entry["namespace"] == NAMESPACE}  # pyright: ignore
+    present = {name for name in ours if name.startswith(f"{role}-")}
+    found = [handle for name in names if name in present and (handle := find_actor(name))]
     if len(found) == count:
         return ActorGroup(role, found)
     for name in present:
         logger.info("ending actor %s: not part of %s", name, digest)
-        end_actor(str(name))
-    options: dict[str, Any] = {"namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0, "num_gpus": num_gpus}
+        end_actor(name)
+    options: dict[str, Any] = {"namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
     if concurrency:
         options["max_concurrency"] = concurrency
     remote_class = ray.remote(host)
@@ -110,7 +113,8 @@ def find_or_start(
     return ActorGroup(role, handles)
 
 
-def _find(name: str) -> ActorHandle | None:
+def find_actor(name: str) -> ActorHandle | None:
+    """The living actor of that name, if there is one."""
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
@@ -119,7 +123,7 @@ def _find(name: str) -> ActorHandle | None:
 
 def end_actor(name: str) -> None:
     """Ends the actor of that name, if there is one."""
-    handle = _find(name)
+    handle = find_actor(name)
     if handle is not None:
         ray.kill(handle)
 
@@ -132,10 +136,13 @@ def free_rendezvous() -> str:
 
 
 async def started(group: ActorGroup, *, deadline_s: float, **arguments: Any) -> ActorGroup:
-    """The group once each actor's `start` has returned. `start` does its work once; later calls return at once."""
+    """The group once each actor's `start` has returned. `start` does its work once; later calls return at once.
+
+    When one of them fails, hangs or is no longer waited for, all are killed: a start cannot be interrupted.
+    """
     try:
         await asyncio.gather(*(call(handle.start, deadline_s=deadline_s, **arguments) for handle in group.handles))
-    except ActorLost:
+    except BaseException:
         group.kill()
         raise
     return group

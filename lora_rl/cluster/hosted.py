@@ -52,11 +52,15 @@ class RolloutHost(LogDraining):
     async def start(self) -> dict[str, Any]:
         return await self._rollout.start()
 
-    async def rollout(self, *, engines: list[ActorHandle], engine_deadline_s: float, **arguments: Any) -> Any:
+    async def rollout(
+        self, *, session: str, engines: list[ActorHandle], engine_deadline_s: float, **arguments: Any
+    ) -> Any:
+        self._rollout.renew(session)
         clients = [RemoteEngine(handle, engine_deadline_s) for handle in engines]
         return await self._rollout.rollout(engines=clients, **arguments)
 
-    async def grade(self, **arguments: Any) -> Any:
+    async def grade(self, *, session: str, **arguments: Any) -> Any:
+        self._rollout.renew(session)
         return await self._rollout.grade(**arguments)
 
     async def drain_logs(self, after: int) -> list[tuple[int, int, str]]:

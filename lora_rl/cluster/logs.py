@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from contextlib import nullcontext
 
 
 class LogRing(logging.Handler):
@@ -19,7 +20,8 @@ class LogRing(logging.Handler):
 
     def after(self, number: int) -> list[tuple[int, int, str]]:
         """Lines above `number`, oldest first, as (number, level, text)."""
-        return [line for line in self._lines if line[0] > number]
+        with self.lock or nullcontext():
+            return [line for line in self._lines if line[0] > number]
 
 
 class LogDraining:

@@ -2,6 +2,8 @@
 
 import os
 import secrets
+from contextlib import suppress
+from tempfile import NamedTemporaryFile
 
 from lora_rl.home import home
 
@@ -15,9 +17,10 @@ def token_environment() -> dict[str, str]:
         return {}
     path = home() / "ray-token"
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    if not path.exists():
+        with NamedTemporaryFile("w", dir=path.parent) as file:  # only the owner may read it
             file.write(secrets.token_hex(32))
-    except FileExistsError:
-        pass
+            file.flush()
+            with suppress(FileExistsError):
+                os.link(file.name, path)
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}

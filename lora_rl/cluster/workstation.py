@@ -181,6 +181,6 @@ def require_prefect(api_url: str) -> None:
 
 def use_workstation(workstation: Workstation) -> None:
     """Makes this process a client of the workstation; what the user has set goes first."""
-    os.environ.update(token_environment())
-    os.environ.setdefault("RAY_ADDRESS", workstation.ray_address)
+    if os.environ.setdefault("RAY_ADDRESS", workstation.ray_address) == workstation.ray_address:
+        os.environ.update(token_environment())
     os.environ.setdefault("PREFECT_API_URL", workstation.prefect_api_url)

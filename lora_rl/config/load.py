@@ -12,8 +12,12 @@ from lora_rl.config.run import RunConfig, faults_between_sections
 from lora_rl.errors import ConfigError
 
 
-def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-    """The config in a YAML file with `key.path=value` overrides applied (values are YAML).
+def load_config(
+    path: str | Path, overrides: Iterable[str] = (), *, run_name: str | None = None, store: str | None = None
+) -> RunConfig:
+    """The config in a YAML file with `key.path=value` overrides applied (values are YAML); it has a run name.
+
+    `run_name` and `store` (a URI) replace what the file says, letter by letter.
 
     Raises ConfigError that lists every fault at once.
     """
@@ -28,7 +32,10 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
         raise ConfigError(f"{path}: holds {type(values).__name__}, not a mapping of config sections")
     for override in overrides:
         _apply(values, override)
-    values.setdefault("run_name", path.stem)
+    if run_name is not None or values.get("run_name") is None:
+        values["run_name"] = path.stem if run_name is None else run_name
+    if store is not None:
+        values["store"] = {"uri": store}
     return _with_absolute_paths(check_config(values, source=str(path)))
 
 

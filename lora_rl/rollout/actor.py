@@ -38,6 +38,7 @@ class RolloutActor:
         self._renderer: ChatRenderer | None = None
         self._source: tuple[str, PromptSource] | None = None
         self._graders = GraderPools()
+        self._session = ""
         self._starting = asyncio.Lock()
         self._rolling = asyncio.Lock()
         self._current: asyncio.Task[RolloutReply] | None = None
@@ -47,6 +48,12 @@ class RolloutActor:
         started = time.perf_counter()
         await self._started()
         return {"model": self._model_path, "seconds": time.perf_counter() - started}
+
+    def renew(self, session: str) -> None:
+        """Forgets the prompts and graders opened for another driver: rows and code may have changed since."""
+        if session != self._session:
+            self._session, self._source = session, None
+            self._graders.renew()
 
     async def rollout(
         self,

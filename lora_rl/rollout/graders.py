@@ -14,11 +14,12 @@ class GraderPools:
     def __init__(self) -> None:
         self._pools: dict[str, GraderPool] = {}
         self._users: Counter[str] = Counter()
+        self._generation = 0
 
     @asynccontextmanager
     async def pool(self, config: RewardConfig) -> AsyncIterator[GraderPool]:
         """The pool of `config`, started where there is none."""
-        key = config.model_dump_json()
+        key = f"{self._generation}/{config.model_dump_json()}"
         self._users[key] += 1
         try:
             self._close_unused()
@@ -27,6 +28,10 @@ class GraderPools:
             yield self._pools[key]
         finally:
             self._users[key] -= 1
+
+    def renew(self) -> None:
+        """Whoever grades from here on gets processes that import their graders anew."""
+        self._generation += 1
 
     def close(self) -> None:
         """Ends all processes; nobody may be grading."""

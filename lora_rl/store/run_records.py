@@ -1,6 +1,7 @@
 """The records of one run: its config, each step's commit, each iteration's commit.
 
 runs/<run>/run.json                            config and versions; written once
+runs/<run>/settings.json                       deadlines, as last given
 runs/<run>/start/<step>.json                   what precedes the first iteration
 runs/<run>/it00012/<step>.json                 a step's commit
 runs/<run>/it00012/attempts/<step>-<n>.json    the n-th execution of a step began
@@ -28,6 +29,7 @@ class RunRecords:
     def __init__(self, store: ArtifactStore, run: str):
         self._store = store
         self._run = f"runs/{check_name('run name', run)}"
+        self._settings_key = f"{self._run}/settings.json"
         self._committed = 0  # iterations below are known to be committed; commits are never taken back
 
     def create_run(self, config: dict[str, Any], sha256: str) -> dict[str, Any]:
@@ -44,6 +46,8 @@ class RunRecords:
                 + "\n".join(f"  {line}" for line in lines)
                 + "\nuse another --run-name, or the config that the run was made with"
             )
+        if "deadlines" in config:
+            self._store.replace(self._settings_key, {"deadlines": config["deadlines"]})
         return stored
 
     def run_document(self) -> dict[str, Any] | None:
@@ -51,11 +55,11 @@ class RunRecords:
         return self._store.read(f"{self._run}/run.json")
 
     def config(self) -> RunConfig:
-        """The config that the run was made with. Raises ConfigError where there is no such run."""
+        """The config that the run was made with, and the deadlines last given. Raises ConfigError without a run."""
         document = self.run_document()
         if document is None:
             raise ConfigError(f"run {self._run.removeprefix('runs/')}: not in the store {self._store.uri()}")
-        return RunConfig.model_validate(document["config"])
+        return RunConfig.model_validate(document["config"] | (self._store.read(self._settings_key) or {}))
 
     def step_record(self, it: int | None, step: str) -> StepRecord | None:
         """The step's commit record, if there is one. `valid` tells whether it can be relied on."""
@@ -110,15 +114,15 @@ class RunRecords:
     def commit_iteration(self, it: int, doc: dict[str, Any]) -> dict[str, Any]:
         """Commits the iteration with `doc` and the time. Idempotent; the document that is there comes back.
 
-        Raises CommitConflict if another document is there, StoreError if the iteration before is not committed.
+        Raises CommitConflict if one with other results is there, StoreError if the iteration before is not committed.
         """
         if it > 0 and self.iteration_commit(it - 1) is None:
             raise StoreError(f"iteration {it}: iteration {it - 1} is not committed; commit iterations in their order")
         stored = self._store.create(self._commit_key(it), {**doc, "committed": utc_now()})
-        if canonical_json({**stored, "committed": None}) != canonical_json({**doc, "committed": None}):
+        if canonical_json(_results(stored)) != canonical_json(_results(doc)):
             raise CommitConflict(
                 f"{self._store.uri(self._commit_key(it))}: another document was committed "
-                f"({'; '.join(differences(doc, stored))}); use another --run-name"
+                f"({'; '.join(differences(_results(doc), _results(stored)))}); use another --run-name"
             )
         return stored
 
@@ -166,3 +170,8 @@ def _deciding(config: dict[str, Any]) -> dict[str, Any]:
 def _what_differs(stored: StepRecord, ours: StepRecord) -> str:
     inputs = differences(ours.inputs, stored.inputs)
     return "inputs " + "; ".join(inputs) if inputs else "same inputs: config, seed or code differ"
+
+
+def _results(commit: dict[str, Any]) -> dict[str, Any]:
+    """What the next iteration starts from. How often and how long was executed may differ between two drivers."""
+    return {name: commit.get(name) for name in ("state", "adapter", "position", "samples")}

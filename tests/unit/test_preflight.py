@@ -50,3 +50,10 @@ def test_memory_counts_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyP
     check_run(config(tmp_path, engine={"kv_cache_gib": 2, "replicas": 2}))
     with pytest.raises(ConfigError, match=r"engine\.kv_cache_gib: 2 for 3 .* 10\.0 GiB, but 8\.0 GiB are free"):
         check_run(config(tmp_path, engine={"kv_cache_gib": 2, "replicas": 3}))
+
+
+def test_memory_is_not_asked_for_where_the_actors_stand_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 0}))
+    check_run(config(tmp_path), starts_actors=False)

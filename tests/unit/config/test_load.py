@@ -105,3 +105,13 @@ def test_relative_paths_become_absolute(minimal, tmp_path, monkeypatch):
     config = load_config(minimal, ["data={type: file, uri: rows.jsonl}", "store.uri=kept"])
     assert config.data.uri == str(tmp_path / "rows.jsonl")
     assert config.store.uri == f"file://{tmp_path}/kept"
+
+
+def test_run_name_and_store_of_the_caller_are_taken_letter_by_letter(minimal):
+    config = load_config(minimal, run_name="2024", store="/data/out #1")
+    assert (config.run_name, config.store.uri) == ("2024", "file:///data/out #1")
+
+
+def test_null_run_name_means_the_files_name(minimal):
+    minimal.write_text(MINIMAL + "run_name: null\n")
+    assert load_config(minimal).run_name == "nightly"

@@ -36,3 +36,15 @@ async def test_another_config_ends_the_processes_that_nobody_uses_and_no_others(
             assert not await _open(other)
     pools.close()
     assert not await _open(used)
+
+
+async def test_renewed_pools_import_their_graders_anew():
+    pools = GraderPools()
+    async with pools.pool(EXACT) as stale:
+        pools.renew()
+        async with pools.pool(EXACT) as fresh:
+            assert fresh is not stale
+            assert await _open(stale)
+    async with pools.pool(EXACT):
+        assert not await _open(stale)
+    pools.close()

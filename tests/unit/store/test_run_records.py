@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_rl.config import StoreConfig
+from lora_rl.config import DeadlineConfig, RunConfig, StoreConfig
 from lora_rl.errors import CommitConflict, ConfigError, StoreError
 from lora_rl.store import ArtifactStore, RunRecords, open_store
 from lora_rl.store.local_objects import LocalObjects
@@ -185,3 +185,17 @@ def test_flow_run_keeps_the_iteration_it_began_with(store: ArtifactStore, record
     assert records.pin_start("flow-1", 3) == 3
     assert RunRecords(store, "night").pin_start("flow-1", 7) == 3
     assert records.pin_start("flow-2", 7) == 7
+
+
+def test_iteration_commit_adopts_one_that_differs_only_in_how_it_was_executed(records: RunRecords):
+    first = records.commit_iteration(0, {"state": "a", "steps": {"rollout": {"executions": 1}}})
+    assert records.commit_iteration(0, {"state": "a", "steps": {"rollout": {"executions": 2}}}) == first
+
+
+def test_deadlines_given_later_act_on_an_existing_run(records: RunRecords):
+    config = RunConfig.model_validate({"iterations": 2, "model": {"name": "m"}, "data": {"type": "file", "uri": "x"}})
+    records.create_run(config.model_dump(mode="json"), config.sha256)
+    patient = config.model_copy(update={"deadlines": DeadlineConfig(train_s=7200)})
+    records.create_run(patient.model_dump(mode="json"), patient.sha256)
+    assert records.config().deadlines.train_s == 7200
+    assert records.config().sha256 == config.sha256

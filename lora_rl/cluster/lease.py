@@ -1,0 +1,62 @@
+"""One run uses a cluster at a time: two would end each other's actors."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import ray
+from ray.actor import ActorHandle
+
+from lora_rl.cluster.actors import find_actor
+from lora_rl.cluster.calls import call
+from lora_rl.cluster.connect import NAMESPACE, connect
+from lora_rl.errors import ActorLost, ClusterError
+
+NAME = "lease"
+WAIT_S = 60.0
+"""A driver that was killed gives its lease back when Ray has noticed: within seconds."""
+POLL_S = 0.5
+ANSWER_S = 30.0
+
+
+class Lease:
+    """An actor that ends with the driver that made it, however that ends; its name is the lease."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def holder(self) -> str:
+        """The run that uses the cluster."""
+        return self._run
+
+
+@asynccontextmanager
+async def lease(run: str) -> AsyncIterator[None]:
+    """The cluster for `run` alone. Raises ClusterError, naming the other run, where one keeps it for `WAIT_S`."""
+    connect()
+    give_up = time.monotonic() + WAIT_S
+    while (taken := _take(run)) is None:
+        if time.monotonic() > give_up:
+            raise ClusterError(f"run {run}: the cluster is in use by {await _holder()}; wait for its end, or end it")
+        await asyncio.sleep(POLL_S)
+    try:
+        await call(taken.holder, deadline_s=ANSWER_S)
+        yield
+    finally:
+        ray.kill(taken)
+
+
+def _take(run: str) -> ActorHandle | None:
+    try:
+        return ray.remote(Lease).options(name=NAME, namespace=NAMESPACE, num_cpus=0).remote(run)
+    except ValueError:  # the name is taken
+        return None
+
+
+async def _holder() -> str:
+    other = find_actor(NAME)
+    try:
+        return f"run {await call(other.holder, deadline_s=ANSWER_S)}" if other else "another run"
+    except ActorLost:
+        return "another run"

@@ -1,0 +1,48 @@
+"""One run uses a cluster at a time."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from lora_rl.cluster import lease as lease_module
+from lora_rl.cluster.connect import connect, disconnect
+from lora_rl.cluster.lease import lease
+from lora_rl.errors import ClusterError
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+KILLED_DRIVER = """
+import asyncio, os, signal
+from lora_rl.cluster.lease import lease
+async def hold():
+    async with lease("killed"):
+        os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(hold())
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(cluster_environment: dict[str, str]) -> Iterator[None]:
+    connect(cluster_environment["RAY_ADDRESS"])
+    yield
+    disconnect()
+
+
+async def test_second_run_is_refused_by_name_and_let_in_after_the_first(monkeypatch):
+    monkeypatch.setattr(lease_module, "WAIT_S", 1.0)
+    async with lease("first"):
+        with pytest.raises(ClusterError, match="run second: the cluster is in use by run first"):
+            async with lease("second"):
+                pytest.fail("two runs at a time")
+    monkeypatch.setattr(lease_module, "WAIT_S", 30.0)
+    async with lease("second"):
+        pass
+
+
+async def test_killed_driver_gives_the_cluster_back(cluster_environment):
+    done = subprocess.run([sys.executable, "-c", KILLED_DRIVER], env=cluster_environment, timeout=60, check=False)
+    assert done.returncode < 0
+    async with lease("next"):
+        pass
