@@ -53,5 +53,9 @@ class RewardError(LoraRlError, RuntimeError):
     """Rewards that cannot be computed, or that leave nothing to train on."""
 
 
+class RunCancelled(LoraRlError, InterruptedError):
+    """A run was told to end before its last iteration. The same command goes on."""
+
+
 class DeadlineExceeded(LoraRlError, TimeoutError):
     """A call took longer than its deadline and was cancelled."""

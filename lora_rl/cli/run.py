@@ -1,6 +1,5 @@
 """`lora-rl run`."""
 
-import asyncio
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -98,4 +97,4 @@ def _execute(console: Console, config: RunConfig, records: RunRecords, station: 
         from lora_rl.cli.progress import show_progress
 
         with show_progress(console, str(config.run_name), records, config.iterations):
-            return asyncio.run(train_to_end(str(config.run_name), config.store.uri, config.iterations))
+            return train_to_end(str(config.run_name), config.store.uri, config.iterations)

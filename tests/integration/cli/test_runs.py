@@ -1,0 +1,185 @@
+"""Runs from the command line on one workstation: reuse, going on, cancelling, what Prefect shows, what leaks."""
+
+import json
+import subprocess
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lora_rl.config import StoreConfig
+from lora_rl.store import STEPS, open_store
+from tests.integration.cli.conftest import PROGRAM, TINY, actor_pids, records_of
+from tests.s3 import SECRET_KEY, wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+FIRST_ROLLOUT_S = 45.0
+"""From the command to the first rollout on standing actors; 10 s measured, on two cores that others use too."""
+CANCEL_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"file://{tmp_path_factory.mktemp('store')}"
+
+
+@pytest.fixture(scope="module")
+def first(cli, store: str) -> dict[str, int]:
+    """The actors after a run of one iteration, named `first`."""
+    cli("run", TINY, "--run-name", "first", "--set", "iterations=1", "--store", store)
+    return actor_pids()
+
+
+def prefect(environment: dict[str, str], what: str, query: dict[str, Any]) -> list[dict[str, Any]]:
+    reply = httpx.post(f"{environment['PREFECT_API_URL']}/{what}/filter", json=query, timeout=30)
+    reply.raise_for_status()
+    return reply.json()
+
+
+def last_flow_run(environment: dict[str, str], name: str) -> dict[str, Any]:
+    query = {"flow_runs": {"name": {"any_": [name]}}, "sort": "START_TIME_DESC"}
+    return prefect(environment, "flow_runs", query)[0]
+
+
+def task_states(environment: dict[str, str], flow_run_name: str) -> list[tuple[str, str]]:
+    """(task, name of its state) of the flow run's tasks, in the order they began, once all have ended."""
+    query = {"flow_runs": {"id": {"any_": [last_flow_run(environment, flow_run_name)["id"]]}}}
+    runs: list[dict[str, Any]] = []
+
+    def ended() -> bool:
+        runs[:] = prefect(environment, "task_runs", query)
+        return len(runs) >= 6 and all(run["end_time"] for run in runs)
+
+    wait_until(ended, "Prefect has heard of every task's end")
+    return [(run["name"], run["state_name"]) for run in sorted(runs, key=lambda run: run["start_time"])]
+
+
+def test_second_run_finds_the_actors_of_the_first(cli, store, first) -> None:
+    assert len(first) == 3
+    begun = time.time()
+    cli("run", TINY, "--run-name", "second", "--set", "iterations=1", "--store", store)
+    assert actor_pids() == first
+    rollout = records_of("second", store).step_record(0, "rollout")
+    assert rollout is not None
+    waited = datetime.fromisoformat(rollout.started).timestamp() - begun
+    print(f"first rollout after {waited:.1f} s")
+    assert waited < FIRST_ROLLOUT_S
+
+
+def test_an_iteration_shows_its_tasks_and_artifacts(cluster_environment, first) -> None:
+    assert task_states(cluster_environment, "first/it0") == [
+        ("hot_load", "Completed"),
+        *((step, "Completed") for step in STEPS),
+    ]
+    keys = ["first-iteration", "first-reward-curve"]
+    found = prefect(cluster_environment, "artifacts", {"artifacts": {"key": {"any_": keys}}})
+    assert {artifact["key"] for artifact in found} == set(keys)
+    assert last_flow_run(cluster_environment, "first")["state_type"] == "COMPLETED"
+
+
+def test_run_goes_on_and_then_reuses_what_is_committed(cli, cluster_environment, store, first) -> None:
+    records = records_of("first", store)
+    before = records.iteration_commit(0)
+    ended = cli("run", TINY, "--run-name", "first", "--set", "iterations=2", "--store", store)
+    assert records.first_uncommitted() == 2
+    assert records.iteration_commit(0) == before
+    assert {step: records.attempts(0, step) for step in STEPS} == dict.fromkeys(STEPS, 1)
+    assert "adapters/first/tiny" in ended.text
+
+    commit = Path(store.removeprefix("file://"), "runs", "first", "it00001", "COMMIT.json")
+    made = json.loads(commit.read_text())
+    commit.unlink()
+    cli("run", TINY, "--run-name", "first", "--set", "iterations=2", "--store", store)
+    states = task_states(cluster_environment, "first/it1")
+    assert states[1:5] == [(step, "Reused") for step in STEPS[:4]]
+    assert states[5] == ("hot_load", "InSync")
+    assert {step: records.attempts(1, step) for step in STEPS} == dict.fromkeys(STEPS, 1)
+    assert json.loads(commit.read_text()) | {"committed": None} == made | {"committed": None}
+
+    promoted = Path(store.removeprefix("file://"), "adapters", "first", "tiny", "manifest.json")
+    assert json.loads(promoted.read_text())["version"] == 2
+    ended = cli("run", TINY, "--run-name", "first", "--set", "iterations=1", "--store", store, status=2)
+    assert "iterations: 1, but 2 of first are committed" in ended.text
+    assert json.loads(promoted.read_text())["version"] == 2
+
+
+def test_status_and_adapter_show_what_the_run_did(cli, store, first, tmp_path) -> None:
+    report = json.loads(cli("status", "second", "--store", store, "--json").text)
+    assert [iteration["steps"]["rollout"]["executions"] for iteration in report["iterations"]] == [1]
+    assert "committed" in {step["state"] for step in report["iterations"][0]["steps"].values()}
+    cli("adapter", "second", "--store", store, "--out", tmp_path / "adapter")
+    assert {path.name for path in (tmp_path / "adapter").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "manifest.json",
+    }
+    missing = cli("adapter", "second", "--store", store, "--out", tmp_path / "none", "--iteration", "7", status=2)
+    assert "7 is not committed; second has iterations 0 to 0" in missing.text
+    assert not (tmp_path / "none").exists()
+
+
+def test_cancelled_run_ends_within_seconds_and_goes_on_later(cli, cluster_environment, store, first, tmp_path) -> None:
+    command = [PROGRAM, "run", str(TINY), "--run-name", "cancelled", "--store", store]
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        driver = subprocess.Popen(command, env=cluster_environment, cwd=tmp_path, stdout=file, stderr=subprocess.STDOUT)
+    records = records_of("cancelled", store)
+    wait_until(lambda: records.step_record(0, "rollout") is not None, "rollout", deadline_s=90)
+    driver.terminate()
+    begun = time.monotonic()
+    status = driver.wait(timeout=CANCEL_S)
+    print(f"ended {time.monotonic() - begun:.1f} s after SIGTERM with {status}")
+    text = output.read_text()
+    assert status != 0
+    assert "Traceback" not in text, text[-3000:]
+    assert last_flow_run(cluster_environment, "cancelled")["state_type"] not in ("RUNNING", "COMPLETED")
+    cli("run", TINY, "--run-name", "cancelled", "--set", "iterations=1", "--store", store)
+    assert records.attempts(0, "rollout") == 1
+
+
+def test_grader_beside_the_config_that_raises_does_not_stall(cli, store, first, tmp_path) -> None:
+    (tmp_path / "my_grader.py").write_text(
+        "def grade(sample):\n"
+        "    if len(sample.response_text) % 2:\n"
+        "        raise RuntimeError('odd')\n"
+        "    return float(len(sample.response_text))\n"
+    )
+    config = tmp_path / "raising.yaml"
+    config.write_text(TINY.read_text())
+    cli("run", config, "--set", "iterations=1", "--set", "reward.terms=[{name: 'my_grader:grade'}]", "--store", store)
+    commit = records_of("raising", store).iteration_commit(0)
+    assert commit is not None
+    assert commit["metrics"]["reward/errors"] > 0
+
+
+def test_no_secret_is_kept_anywhere(cli, cluster_environment, s3_store_uri, first) -> None:
+    store = f"{s3_store_uri}/secrets"
+    ended = cli("run", TINY, "--run-name", "secrets", "--set", "iterations=1", "--store", store)
+    objects = open_store(StoreConfig(uri=store))
+    kept = {"output": ended.text.encode()}
+    for variable in ("PREFECT_HOME", "LORA_RL_HOME"):
+        for path in Path(cluster_environment[variable]).rglob("*"):
+            if path.is_file() and "models" not in path.parts:
+                kept[str(path)] = path.read_bytes()
+    for key in objects.list("runs"):
+        kept[key] = json.dumps(objects.read(key)).encode() if key.endswith(".json") else b""
+    assert any(name.endswith("prefect.db") for name in kept)
+    assert any(name.endswith("COMMIT.json") for name in kept)
+    assert [name for name, content in kept.items() if SECRET_KEY.encode() in content] == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "address"),
+    [("RAY_ADDRESS", "127.0.0.1:1"), ("PREFECT_API_URL", "http://user:hidden@127.0.0.1:1/api")],
+    ids=lambda value: value[:3],
+)
+def test_address_where_nothing_answers_is_an_error_that_names_it(cli, store, variable, address) -> None:
+    ended = cli("run", TINY, "--run-name", "nowhere", "--store", store, status=1, **{variable: address})
+    assert f"{variable}: no " in ended.text
+    assert "127.0.0.1:1" in ended.text
+    assert "hidden" not in ended.text
+    print(f"{variable}: refused after {ended.seconds:.1f} s")

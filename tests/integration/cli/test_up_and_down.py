@@ -1,0 +1,70 @@
+"""`lora-rl up` and `down` from their own home: nothing of it stays, and nothing else is touched."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lora_rl.cluster import workstation
+from lora_rl.cluster.processes import free_port
+from tests.integration.cli.conftest import PROGRAM
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    for name in ("LORA_RL_HOME", "PREFECT_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    for name in ("RAY_ADDRESS", "PREFECT_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+    yield dict(os.environ)
+    workstation.down()
+
+
+def command(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PROGRAM, *arguments], env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
+
+
+def sessions(station: workstation.Workstation) -> list[psutil.Process]:
+    """Every process in a session of one of its servers."""
+    leaders = {server.pid for server in station.servers}
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) in leaders and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def test_down_ends_all_that_up_started_and_nothing_else(environment) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+    try:
+        up = command(environment, "up", "--ray-port", str(free_port()), "--prefect-port", str(free_port()))
+        assert up.returncode == 0, up.stdout + up.stderr
+        station = workstation.current_workstation()
+        assert station is not None
+        again = command(environment, "up")
+        assert (again.returncode, "already up" in again.stderr) == (1, True)
+        ray = next(server for server in station.servers if server.name == "ray")
+        assert len(sessions(station)) > len(station.servers)
+
+        os.kill(ray.pid, signal.SIGKILL)
+        assert workstation.current_workstation() is None
+        down = command(environment, "down")
+        assert down.stdout == "ended deployments, ray, prefect\n"
+        assert sessions(station) == []
+        assert bystander.poll() is None
+        assert command(environment, "down").stdout == "nothing was up\n"
+    finally:
+        bystander.kill()
+        bystander.wait()
