@@ -75,7 +75,7 @@ def test_an_iteration_shows_its_tasks_and_artifacts(cluster_environment, first) 
         ("hot_load", "Completed"),
         *((step, "Completed") for step in STEPS),
     ]
-    keys = ["first-iteration", "first-reward-curve"]
+    keys = ["first-iteration", "first-reward-curve", "first-timeline"]
     found = prefect(cluster_environment, "artifacts", {"artifacts": {"key": {"any_": keys}}})
     assert {artifact["key"] for artifact in found} == set(keys)
     assert last_flow_run(cluster_environment, "first")["state_type"] == "COMPLETED"
