@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -48,8 +49,9 @@ async def lease(run: str) -> AsyncIterator[None]:
 
 
 def _take(run: str) -> ActorHandle | None:
+    lease_class: Any = ray.remote(Lease)
     try:
-        return ray.remote(Lease).options(name=NAME, namespace=NAMESPACE, num_cpus=0).remote(run)
+        return lease_class.options(name=NAME, namespace=NAMESPACE, num_cpus=0).remote(run)
     except ValueError:  # the name is taken
         return None
 
