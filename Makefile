@@ -29,4 +29,4 @@ docs:  # writes the generated pages of docs/
 
 bench:  # measures on the CPU and appends to benchmarks/results/
 	$(SETUP)
-	@set -e; for name in orchestration publish cpu_lora_ops; do $(BIN)/python -m benchmarks.$$name; done
+	@set -e; for name in orchestration publish cpu_lora_ops train_step; do $(BIN)/python -m benchmarks.$$name; done
