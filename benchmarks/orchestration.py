@@ -106,14 +106,14 @@ def new_run(name: str, store: str) -> tuple[RunConfig, RunRecords]:
 
 async def measure(store: str, iterations: int, aged: int) -> str:
     """Markdown of the results."""
-    from flows.train import train_to_end
+    from flows.train import train
     from tasks import open_iteration
 
     _, fresh = new_run("fresh", store)
-    await train_to_end("fresh", store, iterations)
+    await train(run="fresh", store=store, iterations=iterations)
     _, old = new_run("aged", store)
     age(old, fresh, iterations - 1, aged)
-    await train_to_end("aged", store, aged + AGED_MORE)
+    await train(run="aged", store=store, iterations=aged + AGED_MORE)
     at = await open_iteration("fresh", iterations, store)
     lookups = median([await lookup_seconds(at) for _ in range(LOOKUPS)])
     spans = [(fresh, "a run of its own", first) for first in (1, (iterations - SPAN) // 2, iterations - SPAN)]
