@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from ray.actor import ActorHandle
 
 from lora_rl.cluster.calls import call
 from lora_rl.cluster.connect import NAMESPACE, connect
+from lora_rl.cluster.processes import free_port
 
 logger = logging.getLogger("lora_rl.cluster")
 
@@ -130,9 +130,7 @@ def end_actor(name: str) -> None:
 
 def free_rendezvous() -> str:
     """An address on this host where the ranks of a trainer can meet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 async def started(group: ActorGroup, *, deadline_s: float, **arguments: Any) -> ActorGroup:

@@ -1,9 +1,7 @@
 """Server processes of this machine: started with their log in a file, ended with all their children."""
 
 import contextlib
-import ctypes
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -16,9 +14,7 @@ import psutil
 
 from lora_rl.errors import ClusterError, DeadlineExceeded
 from lora_rl.home import home
-
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+from lora_rl.parent_death import kill_me_with_parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +47,9 @@ def spawn(name: str, command: Sequence[str], env: Mapping[str, str], *, dies_wit
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent if dies_with_us else None,
+            preexec_fn=kill_me_with_parent if dies_with_us else None,
         )
     return Server(name=name, pid=process.pid, created=psutil.Process(process.pid).create_time(), log=str(log))
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end(server: Server, grace_s: float = 15.0) -> bool:

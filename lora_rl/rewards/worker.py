@@ -5,14 +5,12 @@ main thread, so that they may use signals.
 """
 
 import asyncio
-import ctypes
 import inspect
 import json
 import math
 import numbers
 import os
 import pickle
-import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
@@ -20,9 +18,9 @@ from typing import IO, Any
 
 from lora_rl.data.types import Sample
 from lora_rl.errors import ConfigError, RewardError
+from lora_rl.parent_death import kill_me_with_parent
 from lora_rl.rewards.resolve import checked_params, resolve_grader
 
-PR_SET_PDEATHSIG = 1
 MAX_ERROR_CHARS = 500
 """An error may quote a whole answer; this much of it is kept."""
 
@@ -33,7 +31,7 @@ Graders = dict[str, Callable[[Sample], Any]]
 def main() -> None:
     """Grades until the parent closes the socket or dies."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    kill_me_with_parent()
     if os.getppid() != parent:
         return  # It died before the line above.
     channel = socket.socket(fileno=descriptor)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = (
-    {"errors", "home"},
+    {"errors", "home", "parent_death"},
     {"config"},
     {"store"},
     {"algorithms", "rewards", "data", "models"},
