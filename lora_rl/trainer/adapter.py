@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from lora_rl.config import AdapterConfig
-from lora_rl.trainer.targets import select_modules
+from lora_rl.trainer.targets import fused_layer, select_modules
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """One A [R, K] and one B [N, R] for each projection."""
+    """One B [N, R] for each projection, and one A [R, K] for each projection or, with `shared_a`, fused layer."""
 
     modules: tuple[str, ...]
     """Full names of the projections, in the model's order."""
@@ -16,11 +16,22 @@ class Lora:
     scaling: float
     """Factor on B·A·x."""
     dropout: float = 0.0
+    shared_a: bool = False
+    """The covered projections among q, k, v of a layer have one A, and so have those among gate and up."""
 
     @property
-    def tensors(self) -> list[tuple[str, str]]:
-        """Projection and name of each tensor, in order: `<projection>.lora_A.weight`, `<projection>.lora_B.weight`."""
-        return [(module, f"{module}.lora_{letter}.weight") for module in self.modules for letter in "AB"]
+    def tensors(self) -> list[str]:
+        """Name of each tensor, in order: each A before the first B that it belongs to."""
+        both = ((self.name_of_a(module), self.name_of_b(module)) for module in self.modules)
+        return list(dict.fromkeys(name for names in both for name in names))
+
+    def name_of_a(self, module: str) -> str:
+        """`<projection>.lora_A.weight`; a shared one is named after the fused layer, `linear_qkv` or `linear_fc1`."""
+        return f"{fused_layer(module) if self.shared_a else module}.lora_A.weight"
+
+    def name_of_b(self, module: str) -> str:
+        """`<projection>.lora_B.weight`."""
+        return f"{module}.lora_B.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,4 +53,5 @@ def lora_of(adapter: AdapterConfig, num_layers: int) -> Lora:
         rank=adapter.rank,
         scaling=adapter.scaling,
         dropout=adapter.dropout,
+        shared_a=adapter.type == "lora",
     )

@@ -18,7 +18,7 @@ from lora_rl.errors import ConfigError, DataError
 from lora_rl.store.canonical import canonical_json
 from lora_rl.trainer.adapter import Lora
 from lora_rl.trainer.state_io import check_shapes
-from lora_rl.trainer.targets import short_names
+from lora_rl.trainer.targets import fused_layer, short_names
 
 PREFIX = "base_model.model."
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
@@ -43,7 +43,12 @@ def export_peft(
     """Bytes of a PEFT directory's weights and config, from whole tensors. Raises DataError for an empty adapter."""
     if not weights:
         raise DataError(f"adapter {adapter.name}: has no weights to export; let target_modules cover a projection")
-    tensors = {PREFIX + name: weights[name].to(torch.float32).contiguous() for _, name in lora.tensors}
+    # Each projection gets its own copy of a shared A: safetensors refuses two names for the same memory.
+    tensors = {
+        f"{PREFIX}{module}.lora_{letter}.weight": weights[name].to(torch.float32, copy=True).contiguous()
+        for module in lora.modules
+        for letter, name in (("A", lora.name_of_a(module)), ("B", lora.name_of_b(module)))
+    }
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -78,8 +83,27 @@ def import_peft(
         raise DataError(f"{root}/{WEIGHTS_FILE}: holds no tensors; export the adapter again")
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in found.items()}
     _refuse_mismatch(root, config, tensors, lora, adapter)
+    if lora.shared_a:
+        tensors = _with_shared_a(root, tensors, lora)
     check_shapes(tensors, shapes, f"{root}/{WEIGHTS_FILE}")
     return {name: tensors[name].to(torch.float32) for name in shapes}
+
+
+def _with_shared_a(root: str, tensors: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
+    """One A under the name of each fused layer, from those of its projections. Raises ConfigError where they differ."""
+    shared: dict[str, Tensor] = {}
+    faults = []
+    for module in lora.modules:
+        own, name = tensors[f"{module}.lora_A.weight"], lora.name_of_a(module)
+        if not torch.equal(shared.setdefault(name, own), own):
+            faults.append(f"{module}.lora_A.weight is not that of the other projections in {fused_layer(module)}")
+        shared[lora.name_of_b(module)] = tensors[lora.name_of_b(module)]
+    if faults:
+        raise ConfigError(
+            f"adapter.init: {root}: {faults[0]} ({len(faults)} such), but adapter.type lora has one A for them; "
+            "set adapter.type to canonical_lora"
+        )
+    return shared
 
 
 def _refuse_mismatch(
@@ -102,8 +126,8 @@ def _refuse_mismatch(
         for field, (ours, value) in asked.items()
         if config.get(field, False) != value
     ]
-    missing = sorted({name for _, name in lora.tensors} - tensors.keys())
-    unknown = sorted(tensors.keys() - {name for _, name in lora.tensors})
+    asked_for = {f"{module}.lora_{letter}.weight" for module in lora.modules for letter in "AB"}
+    missing, unknown = sorted(asked_for - tensors.keys()), sorted(tensors.keys() - asked_for)
     if missing:
         faults.append(
             f"lacks {missing[0]} and {len(missing) - 1} more that adapter.target_modules asks for; name fewer"

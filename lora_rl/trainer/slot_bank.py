@@ -1,7 +1,7 @@
 """The slots of a model: putting adapters in, taking them out, and whose rows the next forward pass has.
 
-Whole tensors are named `<projection>.lora_A.weight` [R, K] and `<projection>.lora_B.weight` [N, R], in float32 on the
-CPU, whatever the topology.
+Whole tensors are A [R, K] and B [N, R] under the names that `Lora` gives them, in float32 on the CPU, whatever the
+topology.
 """
 
 from collections.abc import Iterator, Mapping
@@ -79,8 +79,8 @@ class SlotBank:
         shapes = {}
         for module in lora.modules:
             width_in, width_out = self.shape(module)
-            shapes[f"{module}.lora_A.weight"] = (lora.rank, width_in)
-            shapes[f"{module}.lora_B.weight"] = (width_out, lora.rank)
+            shapes[lora.name_of_a(module)] = (lora.rank, width_in)
+            shapes[lora.name_of_b(module)] = (width_out, lora.rank)
         return shapes
 
     def fresh_weights(self, lora: Lora, seed: int) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """The train state of one adapter as one safetensors blob: whole tensors by Hugging Face name, whatever the topology.
 
-The same state gives the same bytes, and nothing is unpickled. Tensors are `<part>/<projection>.lora_{A,B}.weight` in
-float32, with part one of `weights`, `exp_avg`, `exp_avg_sq`; the rest is JSON under the header's one metadata key.
+The same state gives the same bytes, and nothing is unpickled. Tensors are `<part>/<name>` in float32, with names
+as `Lora` gives them and part one of `weights`, `exp_avg`, `exp_avg_sq`; the rest is JSON under the header's one
+metadata key.
 """
 
 import json
@@ -105,10 +106,10 @@ def _facts(data: bytes, source: str) -> dict[str, Any]:
 
 
 def _part(tensors: Mapping[str, Tensor], part: str, lora: Lora, source: str) -> dict[str, Tensor]:
-    named = {name: tensors[f"{part}/{name}"] for _, name in lora.tensors if f"{part}/{name}" in tensors}
-    for module, name in lora.tensors:
+    named = {name: tensors[f"{part}/{name}"] for name in lora.tensors if f"{part}/{name}" in tensors}
+    for name in lora.tensors:
         if name not in named:
             raise DataError(f"{source}: tensor {part}/{name} is missing; resume from another")
         if named[name].dtype != torch.float32 or not torch.isfinite(named[name]).all():
-            raise DataError(f"{source}: tensor {part}/{name} of {module} is not finite float32; resume from another")
+            raise DataError(f"{source}: tensor {part}/{name} is not finite float32; resume from another")
     return named

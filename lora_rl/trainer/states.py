@@ -90,8 +90,14 @@ class StateKeeper:
         # Dropout may change between steps; what the tensors mean may not.
         if replace(found, dropout=asked.dropout) != asked:
             raise ConfigError(
-                f"{source}: holds rank {found.rank}, scaling {found.scaling:g} and {len(found.modules)} projections, "
-                f"the config asks for {asked.rank}, {asked.scaling:g} and {len(asked.modules)}; "
-                "give adapter.rank, alpha and target_modules the values that the run began with"
+                f"{source}: holds {_text(found)}, the config asks for {_text(asked)}; "
+                "give adapter.type, rank, alpha and target_modules the values that the run began with"
             )
         check_shapes(state.weights, self._bank.shapes(asked), source)
+
+
+def _text(lora: Lora) -> str:
+    return (
+        f"rank {lora.rank}, scaling {lora.scaling:g}, {len(lora.modules)} projections "
+        f"and {'shared' if lora.shared_a else 'separate'} A"
+    )

@@ -34,19 +34,22 @@ MEGATRON_NAMES = {
 }
 """Megatron's names (fused, and as in its canonical LoRA) and the projections each stands for."""
 
+FUSED = {"q_proj": "linear_qkv", "k_proj": "linear_qkv", "v_proj": "linear_qkv"} | dict.fromkeys(
+    ("gate_proj", "up_proj"), "linear_fc1"
+)
+"""Projections that Megatron computes together on one input, and the layer they are in."""
+
 ALL_LINEAR = "all-linear"
 SOME_LAYERS = 512
 """More layers than any model has: a pattern that matches none of these matches no model."""
 
 
 def target_faults(adapter: AdapterConfig, num_layers: int | None = None) -> list[str]:
-    """Every rule on types and names of projections that `adapter` breaks, as `field: value, rule; mend`.
+    """Every rule on names of projections that `adapter` breaks, as `field: value, rule; mend`.
 
     Without `num_layers` a pattern may name any layer.
     """
     faults = []
-    if adapter.type != "canonical_lora":
-        faults.append(f"adapter.type: {adapter.type!r} is not supported yet; use canonical_lora")
     names = _all_names(SOME_LAYERS if num_layers is None else num_layers)
     for field, patterns in (
         ("target_modules", _targets(adapter)),
@@ -75,6 +78,12 @@ def short_names(modules: Iterable[str]) -> list[str]:
     """The kinds of projection among `modules`, in a layer's order."""
     found = {module.rpartition(".")[2] for module in modules}
     return [name for name in BLOCKS if name in found]
+
+
+def fused_layer(module: str) -> str:
+    """Full name of the fused layer that a projection is in; its own name where it is alone."""
+    block, _, name = module.rpartition(".")
+    return f"{block}.{FUSED.get(name, name)}"
 
 
 def _targets(adapter: AdapterConfig) -> tuple[str, ...]:

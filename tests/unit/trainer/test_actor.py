@@ -296,7 +296,6 @@ def test_a_start_from_another_kind_of_adapter_is_refused(run, tmp_path):
     [
         (AdapterConfig(rank=9), r"adapter.rank: 9 exceeds trainer.max_rank 8"),
         (AdapterConfig(rank=4, target_modules=("q_porj",)), r"'q_porj' matches no projection"),
-        (AdapterConfig(rank=4, type="lora"), r"use canonical_lora"),
     ],
 )
 def test_an_adapter_that_cannot_be_is_refused(adapter, text, run):
@@ -304,8 +303,17 @@ def test_an_adapter_that_cannot_be_is_refused(adapter, text, run):
         run.new(adapter)
 
 
+def test_shared_a_has_a_state_but_is_refused_in_a_slot(run):
+    shared = ADAPTER.model_copy(update={"type": "lora"})
+    start = run.new(shared)
+    assert "model.layers.0.self_attn.linear_qkv.lora_A.weight" in run.state(start).weights
+    with pytest.raises(ConfigError, match="use canonical_lora"):
+        run.step(start, run.samples(), shared)
+
+
 @pytest.mark.parametrize(
-    "fields", [{"rank": 8, "alpha": 16.0}, {"alpha": 4.0}, {"target_modules": ("q_proj",)}, {"rslora": True}]
+    "fields",
+    [{"rank": 8, "alpha": 16.0}, {"alpha": 4.0}, {"target_modules": ("q_proj",)}, {"rslora": True}, {"type": "lora"}],
 )
 def test_a_state_of_another_adapter_is_refused(fields, run):
     with pytest.raises(ConfigError, match="the values that the run began with"):

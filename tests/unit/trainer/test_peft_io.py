@@ -14,6 +14,7 @@ from tests.unit.trainer.forward import random_weights, sequence_logits
 
 TOKENS = [3, 44, 500, 7, 7, 120]
 ADAPTER = AdapterConfig(rank=4, alpha=8)
+SHARED = AdapterConfig(rank=4, alpha=8, type="lora")
 
 
 @pytest.fixture
@@ -57,11 +58,27 @@ def test_peft_loads_an_export_and_has_the_trainer_s_logits(adapter, exported, mo
     assert (ours - logits(base_model(tiny_qwen3), TOKENS)).abs().max() > 0.05
 
 
-def test_import_of_an_export_is_exact(exported, bank):
-    _, weights, directory = exported()
-    found = _import(bank, directory)
+@pytest.mark.parametrize("adapter", [ADAPTER, SHARED], ids=lambda adapter: adapter.type)
+def test_import_of_an_export_is_exact(adapter, exported, bank):
+    _, weights, directory = exported(adapter)
+    found = _import(bank, directory, adapter)
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+def test_an_export_repeats_a_shared_a_for_each_projection(exported):
+    lora, weights, directory = exported(SHARED)
+    tensors = safetensors.torch.load_file(directory / "adapter_model.safetensors")
+    assert len(tensors) == 2 * len(lora.modules) > len(weights)
+    shared = weights["model.layers.1.self_attn.linear_qkv.lora_A.weight"]
+    for name in ("q_proj", "k_proj", "v_proj"):
+        assert torch.equal(tensors[f"base_model.model.model.layers.1.self_attn.{name}.lora_A.weight"], shared)
+
+
+def test_separate_a_cannot_become_a_shared_one(exported, bank):
+    _, _, directory = exported(ADAPTER)
+    with pytest.raises(ConfigError, match=r"layers.0.self_attn.k_proj.lora_A.* canonical_lora"):
+        _import(bank, directory, SHARED)
 
 
 def test_an_export_has_the_form_that_peft_itself_writes(exported, tiny_qwen3, tmp_path):

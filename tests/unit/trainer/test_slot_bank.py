@@ -86,7 +86,7 @@ def test_parameters_are_copies_of_the_weights_given(bank):
     lora = all_linear(bank)
     weights = random_weights(bank, lora)
     parameters = bank.fill(0, lora, weights)
-    assert [parameter.name for parameter in parameters] == [name for _, name in lora.tensors]
+    assert [parameter.name for parameter in parameters] == lora.tensors
     first = parameters[0]
     first.value.data.zero_()
     assert weights[first.name].any()

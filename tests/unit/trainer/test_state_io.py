@@ -9,14 +9,14 @@ from lora_rl.errors import DataError
 from lora_rl.trainer.adapter import Clock, Lora
 from lora_rl.trainer.state_io import METADATA_KEY, MOMENTS, TrainState, decode_state, encode_state
 
-MODULES = ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj")
+MODULES = ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj", "model.layers.0.mlp.down_proj")
 
 
-def _state() -> TrainState:
-    lora = Lora(modules=MODULES, rank=2, scaling=0.5, dropout=0.1)
+def _state(*, shared_a: bool = False) -> TrainState:
+    lora = Lora(modules=MODULES, rank=2, scaling=0.5, dropout=0.1, shared_a=shared_a)
     draw = torch.Generator().manual_seed(0)
     tensors = [
-        {name: torch.randn((2, 8) if "lora_A" in name else (8, 2), generator=draw) for _, name in lora.tensors}
+        {name: torch.randn((2, 8) if "lora_A" in name else (8, 2), generator=draw) for name in lora.tensors}
         for _ in range(3)
     ]
     moments = dict(zip(MOMENTS, tensors[1:], strict=True))
@@ -34,8 +34,10 @@ def _changed(change) -> bytes:
     return safetensors.torch.save(tensors, metadata=metadata)
 
 
-def test_a_state_comes_back_exactly():
-    state, found = _state(), decode_state(encode_state(_state()), "x")
+@pytest.mark.parametrize("shared_a", [False, True])
+def test_a_state_comes_back_exactly(shared_a):
+    state = _state(shared_a=shared_a)
+    found = decode_state(encode_state(state), "x")
     assert replace(found, weights={}, moments={}) == replace(state, weights={}, moments={})
     for ours, theirs in ((state.weights, found.weights), *((state.moments[m], found.moments[m]) for m in MOMENTS)):
         assert ours.keys() == theirs.keys()
@@ -68,7 +70,7 @@ def test_a_state_that_is_cut_short_is_refused(keep):
 
 @pytest.mark.parametrize("part", ["weights", *MOMENTS])
 def test_a_missing_tensor_is_refused_by_name(part):
-    name = f"{part}/{MODULES[1]}.lora_B.weight"
+    name = f"{part}/{MODULES[2]}.lora_B.weight"
     with pytest.raises(DataError, match=f"{name} is missing"):
         decode_state(_changed(lambda tensors: tensors.pop(name)), "x")
 
@@ -87,7 +89,7 @@ def test_a_moment_of_another_shape_is_refused():
 
 
 def test_a_tensor_too_many_is_refused():
-    with pytest.raises(DataError, match="holds 13 tensors"):
+    with pytest.raises(DataError, match="holds 19 tensors"):
         decode_state(_changed(lambda tensors: tensors.update({"weights/other": torch.zeros(1)})), "x")
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from lora_rl.config import AdapterConfig
 from lora_rl.errors import ConfigError
-from lora_rl.trainer.targets import BLOCKS, MEGATRON_NAMES, select_modules, short_names, target_faults
+from lora_rl.trainer.targets import BLOCKS, MEGATRON_NAMES, fused_layer, select_modules, short_names, target_faults
 
 
 def _selected(target_modules, exclude_modules=(), num_layers=2) -> list[str]:
@@ -58,8 +58,12 @@ def test_excluding_everything_is_refused():
     assert "leaves nothing" in target_faults(AdapterConfig(exclude_modules=("*",)))[0]
 
 
-def test_shared_a_is_refused():
-    assert "canonical_lora" in target_faults(AdapterConfig(type="lora"))[0]
+def test_projections_that_megatron_fuses_are_in_one_layer():
+    layers = {name: fused_layer(f"model.layers.3.{block}.{name}") for name, block in BLOCKS.items()}
+    assert layers["q_proj"] == layers["k_proj"] == layers["v_proj"] == "model.layers.3.self_attn.linear_qkv"
+    assert layers["gate_proj"] == layers["up_proj"] == "model.layers.3.mlp.linear_fc1"
+    assert layers["o_proj"] == "model.layers.3.self_attn.o_proj"
+    assert layers["down_proj"] == "model.layers.3.mlp.down_proj"
 
 
 def test_short_names_come_in_the_order_of_a_layer():
