@@ -8,7 +8,7 @@ from lora_rl.errors import ConfigError, LoraRlError
 from lora_rl.models import check_model
 from lora_rl.rewards import check_rewards
 from lora_rl.store import open_store
-from lora_rl.trainer.targets import target_faults
+from lora_rl.trainer.adapter import adapter_faults
 
 GIB = 2**30
 RUNTIME_GIB = 4.0
@@ -24,7 +24,7 @@ def check_run(config: RunConfig, *, starts_actors: bool = True) -> None:
         *check_model(config.model),
         *check_data(config.data),
         *check_rewards(config.reward),
-        *target_faults(config.adapter),
+        *adapter_faults(config.adapter),
         *_check_store(config),
         *(_check_memory(config) if starts_actors else []),
     ]

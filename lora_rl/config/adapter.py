@@ -47,7 +47,7 @@ class AdapterConfig(Section):
     """Name in the store, in requests and in metrics."""
 
     type: Literal["canonical_lora", "lora"] = "canonical_lora"
-    """`canonical_lora`: one A and B for each projection, as in PEFT. `lora`: A shared inside fused qkv and gate-up."""
+    """`canonical_lora`: one A and B for each projection, as in PEFT. `lora`: one A for q, k, v and one for gate, up."""
 
     rank: int = Field(default=32, gt=0)
     """Rank R of the update."""
@@ -65,7 +65,10 @@ class AdapterConfig(Section):
     """Projections to adapt, by Hugging Face or Megatron name; wildcards as in `*.layers.0.*`."""
 
     exclude_modules: tuple[str, ...] = ()
-    """Projections left out of `target_modules`."""
+    """Projections left out of `target_modules`, named alike."""
+
+    only_train: tuple[str, ...] | None = None
+    """Projections, named alike, or tensors (`lora_B`, `*.q_proj.lora_A`) that learn, the rest stays; null for all."""
 
     init: str | None = None
     """PEFT adapter to start from (directory or URI); null for a fresh one."""

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from lora_rl.config import AdapterConfig
-from lora_rl.trainer.targets import fused_layer, select_modules
+from lora_rl.errors import ConfigError
+from lora_rl.trainer.targets import all_modules, covered_modules, fused_layer, matches, target_faults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +47,52 @@ class Clock:
     """Steps skipped since the last one whose gradient was finite."""
 
 
+def adapter_faults(adapter: AdapterConfig, num_layers: int | None = None) -> list[str]:
+    """Every name in `adapter` that stands for nothing, as `field: value, rule; mend`.
+
+    Without `num_layers` a pattern may name any layer.
+    """
+    faults = target_faults(adapter, num_layers)
+    # A misspelt target must not make a right `only_train` look wrong.
+    modules = all_modules(num_layers) if faults else covered_modules(adapter, num_layers)
+    only_train = adapter.only_train
+    if only_train is not None and not only_train:
+        faults.append("adapter.only_train: is empty, nothing would be trained; name a projection, or give null for all")
+    faults += [
+        f"adapter.only_train: {pattern!r} matches nothing that the adapter covers; name a covered projection, lora_A, "
+        "lora_B, or a pattern such as *.layers.0.* or *.q_proj.lora_B"
+        for pattern in only_train or ()
+        if not any(_trains(pattern, module, letter) for module in modules for letter in "AB")
+    ]
+    return faults
+
+
 def lora_of(adapter: AdapterConfig, num_layers: int) -> Lora:
-    """The adapter that a config asks for. Raises ConfigError for names that match no projection."""
+    """The adapter that a config asks for. Raises ConfigError for all names that stand for nothing."""
+    faults = adapter_faults(adapter, num_layers)
+    if faults:
+        raise ConfigError("\n".join(faults))
     return Lora(
-        modules=select_modules(adapter, num_layers),
+        modules=covered_modules(adapter, num_layers),
         rank=adapter.rank,
         scaling=adapter.scaling,
         dropout=adapter.dropout,
         shared_a=adapter.type == "lora",
     )
+
+
+def frozen_tensors(adapter: AdapterConfig, lora: Lora) -> frozenset[str]:
+    """Names of the tensors that stay as they start. A shared A is trained where any of its projections' A is."""
+    if adapter.only_train is None:
+        return frozenset()
+    trained = {
+        name
+        for module in lora.modules
+        for letter, name in (("A", lora.name_of_a(module)), ("B", lora.name_of_b(module)))
+        if any(_trains(pattern, module, letter) for pattern in adapter.only_train)
+    }
+    return frozenset(lora.tensors) - trained
+
+
+def _trains(pattern: str, module: str, letter: str) -> bool:
+    return matches(module, pattern, ends=("", f".lora_{letter}", f".lora_{letter}.weight"))

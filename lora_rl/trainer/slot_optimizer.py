@@ -1,7 +1,7 @@
 """AdamW for one slot: its own moments, step clock and learning rate, so that no adapter feels its neighbours."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,14 +48,20 @@ class SlotOptimizer:
         clock: Clock,
         moments: Mapping[str, Mapping[str, Tensor]],
         tp_group: Any,
+        *,
+        frozen: Collection[str] = (),
     ):
-        """`moments` holds this rank's part of each moment by parameter name."""
+        """`moments` holds this rank's part of each moment by parameter name.
+
+        `frozen` names parameters that stay as they are, whatever their gradient.
+        """
         self.parameters = parameters
+        self._trained = [parameter for parameter in parameters if parameter.name not in frozen]
         self.clock = clock
         self._config = config
         self._tp_group = tp_group
         self._adamw = torch.optim.AdamW(
-            [parameter.value for parameter in parameters],
+            [parameter.value for parameter in self._trained],
             lr=config.lr,
             betas=config.betas,
             eps=config.eps,
@@ -96,13 +102,14 @@ class SlotOptimizer:
         return StepResult(stepped=stepped, finite=finite, grad_norm=norm, lr=lr)
 
     def drop_gradient(self) -> None:
-        self._adamw.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.value.grad = None
 
     def _gradient_norm(self) -> float:
-        """Of the whole adapter: split parts are summed over the group, parts that every rank holds count once."""
+        """Of all that is trained: split parts are summed over the group, parts that every rank holds count once."""
         device = self.parameters[0].value.device
         squares = {True: torch.zeros((), device=device), False: torch.zeros((), device=device)}
-        for parameter in self.parameters:
+        for parameter in self._trained:
             if parameter.value.grad is not None:
                 squares[parameter.split_dim is not None] += parameter.value.grad.square().sum()
         total = torch.stack([squares[True], squares[False] / self._tp_group.size()])
@@ -114,6 +121,6 @@ class SlotOptimizer:
     def _clip(self, norm: float) -> None:
         limit = self._config.clip_grad_norm
         if limit is not None and norm > limit:
-            for parameter in self.parameters:
+            for parameter in self._trained:
                 if parameter.value.grad is not None:
                     parameter.value.grad.mul_(limit / (norm + 1e-6))

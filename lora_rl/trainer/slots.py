@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lora_rl.config import AdapterConfig
 from lora_rl.errors import ConfigError
-from lora_rl.trainer.adapter import Lora, lora_of
+from lora_rl.trainer.adapter import Lora, frozen_tensors, lora_of
 from lora_rl.trainer.model import FrozenModel
 from lora_rl.trainer.slot_bank import SlotBank
 from lora_rl.trainer.slot_optimizer import SlotOptimizer
@@ -59,7 +59,14 @@ class SlotTable:
             moment: {p.name: self._bank.share(state.moments[moment][p.name], p.split_dim) for p in parameters}
             for moment in MOMENTS
         }
-        optimizer = SlotOptimizer(parameters, adapter.optimizer, state.clock, moments, self._model.tp_group)
+        optimizer = SlotOptimizer(
+            parameters,
+            adapter.optimizer,
+            state.clock,
+            moments,
+            self._model.tp_group,
+            frozen=frozen_tensors(adapter, lora),
+        )
         self._free.remove(slot)
         self._tenants[adapter.name] = Tenant(
             slot=slot, adapter=adapter, lora=lora, seed=state.seed, optimizer=optimizer, digest=digest

@@ -1,14 +1,13 @@
 """Which projections an adapter covers. Free of torch: the config check refuses a name before anything is allocated.
 
-A projection is named `model.layers.<layer>.<block>.<name>`, as in Hugging Face; `target_modules` holds short names,
-Megatron's names, or patterns.
+A projection is named `model.layers.<layer>.<block>.<name>`, as in Hugging Face. A pattern is such a name or Megatron's,
+or the end of one from a dot on (`q_proj`, `self_attn.q_proj`); `*` stands for any characters.
 """
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from lora_rl.config import AdapterConfig
-from lora_rl.errors import ConfigError
 
 BLOCKS = {
     "q_proj": "self_attn",
@@ -20,6 +19,8 @@ BLOCKS = {
     "down_proj": "mlp",
 }
 """Projections of a layer in their order, and the block each is in."""
+
+MEGATRON_BLOCKS = {"self_attn": "self_attention", "mlp": "mlp"}
 
 MEGATRON_NAMES = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
@@ -49,29 +50,42 @@ def target_faults(adapter: AdapterConfig, num_layers: int | None = None) -> list
 
     Without `num_layers` a pattern may name any layer.
     """
-    faults = []
-    names = _all_names(SOME_LAYERS if num_layers is None else num_layers)
-    for field, patterns in (
-        ("target_modules", _targets(adapter)),
-        ("exclude_modules", adapter.exclude_modules),
-    ):
-        faults += [
-            f"adapter.{field}: {pattern!r} matches no projection; known are {', '.join(BLOCKS)}, "
-            f"{', '.join(MEGATRON_NAMES)}, {ALL_LINEAR} and patterns such as *.layers.0.*"
-            for pattern in patterns
-            if not any(_matches(name, pattern) for name in names)
-        ]
-    if not faults and not _selected(adapter, names):
+    names = all_modules(num_layers)
+    faults = [
+        f"adapter.{field}: {pattern!r} matches no projection; known are {', '.join(BLOCKS)}, "
+        f"{', '.join(MEGATRON_NAMES)}, {ALL_LINEAR} and patterns such as *.layers.0.*"
+        for field, patterns in (("target_modules", _targets(adapter)), ("exclude_modules", adapter.exclude_modules))
+        for pattern in patterns
+        if not any(matches(name, pattern) for name in names)
+    ]
+    if not _targets(adapter):
+        faults.append(f"adapter.target_modules: is empty; name a projection, or {ALL_LINEAR}")
+    elif not faults and not covered_modules(adapter, num_layers):
         faults.append("adapter.exclude_modules: leaves nothing of target_modules; exclude less")
     return faults
 
 
-def select_modules(adapter: AdapterConfig, num_layers: int) -> tuple[str, ...]:
-    """Full names of the projections that `adapter` covers, in the model's order. Raises ConfigError for all faults."""
-    faults = target_faults(adapter, num_layers)
-    if faults:
-        raise ConfigError("\n".join(faults))
-    return tuple(_selected(adapter, _all_names(num_layers)))
+def all_modules(num_layers: int | None = None) -> list[str]:
+    """Full name of every projection of a model, in its order; without `num_layers`, of more layers than any has."""
+    layers = range(SOME_LAYERS if num_layers is None else num_layers)
+    return [f"model.layers.{layer}.{block}.{name}" for layer in layers for name, block in BLOCKS.items()]
+
+
+def covered_modules(adapter: AdapterConfig, num_layers: int | None = None) -> tuple[str, ...]:
+    """Those of `all_modules` that `adapter` covers; whether its names are known is for `target_faults` to say."""
+    wanted, excluded = _targets(adapter), adapter.exclude_modules
+    return tuple(
+        name
+        for name in all_modules(num_layers)
+        if any(matches(name, pattern) for pattern in wanted) and not any(matches(name, pattern) for pattern in excluded)
+    )
+
+
+def matches(module: str, pattern: str, ends: tuple[str, ...] = ("",)) -> bool:
+    """Whether `pattern` names the projection, or one of its names with one of `ends`."""
+    if pattern == ALL_LINEAR:
+        return True
+    return any(fnmatchcase(f".{name}{end}", f"*.{pattern}") for name in _names(module) for end in ends)
 
 
 def short_names(modules: Iterable[str]) -> list[str]:
@@ -90,23 +104,9 @@ def _targets(adapter: AdapterConfig) -> tuple[str, ...]:
     return (ALL_LINEAR,) if adapter.target_modules == ALL_LINEAR else tuple(adapter.target_modules)
 
 
-def _all_names(num_layers: int) -> list[str]:
-    return [f"model.layers.{layer}.{block}.{name}" for layer in range(num_layers) for name, block in BLOCKS.items()]
-
-
-def _selected(adapter: AdapterConfig, names: list[str]) -> list[str]:
-    wanted, excluded = _targets(adapter), adapter.exclude_modules
-    return [
-        name
-        for name in names
-        if any(_matches(name, pattern) for pattern in wanted)
-        and not any(_matches(name, pattern) for pattern in excluded)
-    ]
-
-
-def _matches(name: str, pattern: str) -> bool:
-    short = name.rpartition(".")[2]
-    if pattern in (ALL_LINEAR, short) or short in MEGATRON_NAMES.get(pattern, ()):
-        return True
-    # Patterns and full names; PEFT writes them without `model.` too.
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"model.{pattern}")
+def _names(module: str) -> list[str]:
+    """The projection's name in Hugging Face and those in Megatron."""
+    path, _, short = module.rpartition(".")
+    layer, _, block = path.rpartition(".")
+    megatron = f"decoder.{layer.removeprefix('model.')}.{MEGATRON_BLOCKS[block]}"
+    return [module] + [f"{megatron}.{name}" for name, parts in MEGATRON_NAMES.items() if short in parts]

@@ -2,6 +2,7 @@ import dataclasses
 import json
 
 import pytest
+import safetensors.torch
 import torch
 
 from lora_rl.config import AdapterConfig, AlgorithmConfig, OptimizerConfig, SamplingConfig, StoreConfig, TrainerConfig
@@ -264,6 +265,18 @@ def test_an_export_is_what_the_trainer_computes(run, tiny_qwen3, tmp_path):
     assert probe["logp"][0] == pytest.approx(logp.max().item(), abs=PARITY)
 
 
+def test_only_what_is_to_be_trained_moves_and_everything_is_exported(run):
+    adapter = ADAPTER.model_copy(update={"only_train": ("*.layers.1.*.lora_B",)})
+    start = run.new(adapter)
+    reply = run.step(run.step(start, run.samples(), adapter).state, run.samples(1), adapter)
+    before, after = run.state(start), run.state(reply.state)
+    moved = {name for name in before.weights if not torch.equal(before.weights[name], after.weights[name])}
+    assert moved == {name for name in before.weights if ".layers.1." in name and "lora_B" in name}
+    assert {name for name, moment in after.moments["exp_avg_sq"].items() if moment.any()} == moved
+    exported = safetensors.torch.load(run.store.get_blob(run.export(reply.state, adapter).adapter.weights))
+    assert len(exported) == len(before.weights)
+
+
 def test_an_export_does_not_change_what_comes_after(run):
     start = run.new()
     first = run.step(start, run.samples()).state
@@ -296,6 +309,8 @@ def test_a_start_from_another_kind_of_adapter_is_refused(run, tmp_path):
     [
         (AdapterConfig(rank=9), r"adapter.rank: 9 exceeds trainer.max_rank 8"),
         (AdapterConfig(rank=4, target_modules=("q_porj",)), r"'q_porj' matches no projection"),
+        (AdapterConfig(rank=4, target_modules=("*.layers.7.*",)), r"layers\.7\.\*' matches no projection"),
+        (AdapterConfig(rank=4, only_train=("lora_C",)), r"'lora_C' matches nothing"),
     ],
 )
 def test_an_adapter_that_cannot_be_is_refused(adapter, text, run):

@@ -13,13 +13,13 @@ from tests.tolerances import EXACT, FORMULA
 from tests.unit.trainer.test_logprobs import OneRank
 
 
-def _optimizer(clock: Clock = Clock(), **options) -> SlotOptimizer:
+def _optimizer(clock: Clock = Clock(), *, frozen: tuple[str, ...] = (), **options) -> SlotOptimizer:
     draw = torch.Generator().manual_seed(0)
     parameters = [
         SlotParameter(name=name, value=nn.Parameter(torch.randn(3, 4, generator=draw)), split_dim=None) for name in "ab"
     ]
     moments = {moment: {name: torch.zeros(3, 4) for name in "ab"} for moment in MOMENTS}
-    return SlotOptimizer(parameters, OptimizerConfig(**options), clock, moments, OneRank())
+    return SlotOptimizer(parameters, OptimizerConfig(**options), clock, moments, OneRank(), frozen=frozen)
 
 
 def _set_gradients(optimizer: SlotOptimizer, value: float) -> None:
@@ -114,6 +114,21 @@ def test_a_zero_gradient_moves_nothing_in_spite_of_momentum_and_weight_decay():
     assert (result.stepped, result.finite) == (False, True)
     assert optimizer.clock == Clock(steps=1, samples=2)
     assert all(torch.equal(a, b) for a, b in zip(before, _values(optimizer), strict=True))
+
+
+def test_a_frozen_parameter_neither_moves_nor_counts_in_the_norm():
+    optimizer = _optimizer(frozen=("b",), weight_decay=0.1, lr=1e-2)
+    before = _values(optimizer)
+    for _ in range(2):
+        _set_gradients(optimizer, 1.0)
+        optimizer.parameters[1].value.grad[0, 0] = math.nan
+        result = optimizer.step(1)
+    after = _values(optimizer)
+    assert (result.stepped, result.grad_norm) == (True, pytest.approx(math.sqrt(12), rel=FORMULA))
+    assert (after[0] - before[0]).abs().min() > 0
+    assert torch.equal(after[1], before[1])
+    assert optimizer.moment("exp_avg", optimizer.parameters[1]).abs().max() == EXACT
+    assert optimizer.parameters[1].value.grad is None
 
 
 def test_steps_are_those_of_torch_adamw():

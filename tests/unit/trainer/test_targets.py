@@ -4,13 +4,12 @@ import sys
 import pytest
 
 from lora_rl.config import AdapterConfig
-from lora_rl.errors import ConfigError
-from lora_rl.trainer.targets import BLOCKS, MEGATRON_NAMES, fused_layer, select_modules, short_names, target_faults
+from lora_rl.trainer.targets import BLOCKS, MEGATRON_NAMES, covered_modules, fused_layer, short_names, target_faults
 
 
 def _selected(target_modules, exclude_modules=(), num_layers=2) -> list[str]:
     adapter = AdapterConfig(target_modules=target_modules, exclude_modules=exclude_modules)
-    return [name.removeprefix("model.layers.") for name in select_modules(adapter, num_layers)]
+    return [name.removeprefix("model.layers.") for name in covered_modules(adapter, num_layers)]
 
 
 def test_all_linear_covers_the_seven_projections_of_each_layer_in_order():
@@ -26,13 +25,24 @@ def test_each_megatron_name_is_known():
     assert target_faults(AdapterConfig(target_modules=tuple(MEGATRON_NAMES))) == []
 
 
-def test_a_pattern_selects_layers():
-    assert _selected(("*.layers.1.mlp.*",)) == ["1.mlp.gate_proj", "1.mlp.up_proj", "1.mlp.down_proj"]
+@pytest.mark.parametrize(
+    ("pattern", "selected"),
+    [
+        ("*.layers.1.mlp.*", ["1.mlp.gate_proj", "1.mlp.up_proj", "1.mlp.down_proj"]),
+        ("*.layers.*.self_attn.q_proj", ["0.self_attn.q_proj", "1.self_attn.q_proj"]),
+        ("self_attn.o_proj", ["0.self_attn.o_proj", "1.self_attn.o_proj"]),
+        ("model.layers.0.self_attn.q_proj", ["0.self_attn.q_proj"]),
+        ("layers.0.self_attn.q_proj", ["0.self_attn.q_proj"]),
+        ("decoder.layers.1.mlp.linear_fc1", ["1.mlp.gate_proj", "1.mlp.up_proj"]),
+        ("*.layers.0.*.linear_q*", ["0.self_attn.q_proj", "0.self_attn.k_proj", "0.self_attn.v_proj"]),
+    ],
+)
+def test_full_names_ends_of_names_and_wildcards_select(pattern, selected):
+    assert _selected((pattern,)) == selected
 
 
-def test_a_full_name_selects_one_projection_with_and_without_model_prefix():
-    assert _selected(("model.layers.0.self_attn.q_proj",)) == ["0.self_attn.q_proj"]
-    assert _selected(("layers.0.self_attn.q_proj",)) == ["0.self_attn.q_proj"]
+def test_a_name_is_whole_between_dots():
+    assert len(target_faults(AdapterConfig(target_modules=("roj", "proj", "attn.q_proj", "0.self_attn")))) == 4
 
 
 def test_excluded_modules_are_left_out():
@@ -50,12 +60,20 @@ def test_an_unknown_name_is_refused_with_the_known_ones(field):
 def test_a_pattern_for_a_layer_that_the_model_lacks_is_refused_once_the_model_is_known():
     adapter = AdapterConfig(target_modules=("*.layers.7.*",))
     assert target_faults(adapter) == []
-    with pytest.raises(ConfigError, match=r"layers\.7"):
-        select_modules(adapter, num_layers=2)
+    assert "layers.7" in target_faults(adapter, num_layers=2)[0]
 
 
 def test_excluding_everything_is_refused():
     assert "leaves nothing" in target_faults(AdapterConfig(exclude_modules=("*",)))[0]
+
+
+def test_naming_nothing_is_refused():
+    assert "adapter.target_modules: is empty" in target_faults(AdapterConfig(target_modules=()))[0]
+
+
+def test_every_fault_is_named_at_once():
+    faults = target_faults(AdapterConfig(target_modules=("q_prj", "k_proj", "*.lm_head"), exclude_modules=("moon",)))
+    assert [fault.split("'")[1] for fault in faults] == ["q_prj", "*.lm_head", "moon"]
 
 
 def test_projections_that_megatron_fuses_are_in_one_layer():
