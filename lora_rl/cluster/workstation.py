@@ -20,6 +20,8 @@ from lora_rl.home import home
 SERVERS = ("prefect", "ray", "deployments")
 START_DEADLINE_S = 120.0
 ANSWER_DEADLINE_S = 10.0
+RAY_PROGRAM = (sys.executable, "-m", "ray.scripts.scripts")
+"""The command `ray`, also where its packages lie in a folder of PYTHONPATH and no script was installed."""
 OBJECT_STORE_BYTES = 256 * 2**20
 """Only small records pass through Ray; tensors and texts go through the store."""
 QUIET = {
@@ -137,14 +139,10 @@ def _prefect_env(port: int) -> dict[str, str]:
     return {**QUIET, "PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": str(port)}
 
 
-def _ray_program() -> str:
-    return str(Path(sys.executable).parent / "ray")
-
-
 def _ray_command(port: int) -> list[str]:
     address = ["--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"]
     return [
-        _ray_program(),
+        *RAY_PROGRAM,
         "start",
         *address,
         "--include-dashboard=false",
@@ -158,7 +156,7 @@ def _wait_for_ray(server: Server, address: str, token: Mapping[str, str]) -> Non
         if not server.alive:
             raise ClusterError(f"ray ended while starting; see {server.log}\n{last_lines(server)}")
         check = subprocess.run(
-            [_ray_program(), "health-check", "--address", address],
+            [*RAY_PROGRAM, "health-check", "--address", address],
             capture_output=True,
             check=False,
             env={**os.environ, **token},
