@@ -145,7 +145,7 @@ def main(arguments: argparse.Namespace) -> None:
         store = StoreConfig(uri=directory)
         actor = TrainerActor(model_path=path, dtype=arguments.dtype, trainer=trainer)
         device = torch.device(actor.start()["device"])
-        model = build_model(path, dtype=arguments.dtype, tp=1, device=device)
+        model = build_model(path, dtype=arguments.dtype, device=device)
         samples = make_batch(model.vocab_size)
         with_input_gradient(model)
         slots = Slots(model, SlotBank(model), samples, arguments.max_tokens)

@@ -5,10 +5,11 @@ import psutil
 from lora_rl.config import RunConfig
 from lora_rl.data.sources import check_data
 from lora_rl.errors import ConfigError, LoraRlError
-from lora_rl.models import check_model
+from lora_rl.models import check_model, read_model_config
 from lora_rl.rewards import check_rewards
 from lora_rl.store import open_store
 from lora_rl.trainer.adapter import adapter_faults
+from lora_rl.trainer.topology import topology_faults
 
 GIB = 2**30
 RUNTIME_GIB = 4.0
@@ -16,7 +17,7 @@ RUNTIME_GIB = 4.0
 
 
 def check_run(config: RunConfig, *, starts_actors: bool = True) -> None:
-    """Raises ConfigError that lists every fault of model, data, reward, adapter, store and memory.
+    """Raises ConfigError that lists every fault of model, data, reward, adapter, trainer, store and memory.
 
     Memory counts where the actors are still to start on this machine: standing ones have theirs.
     """
@@ -25,12 +26,18 @@ def check_run(config: RunConfig, *, starts_actors: bool = True) -> None:
         *check_data(config.data),
         *check_rewards(config.reward),
         *adapter_faults(config.adapter),
+        *_check_topology(config),
         *_check_store(config),
         *(_check_memory(config) if starts_actors else []),
     ]
     if faults:
         count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
         raise ConfigError(f"{config.run_name}: {count}\n" + "\n".join(f"  {fault}" for fault in faults))
+
+
+def _check_topology(config: RunConfig) -> list[str]:
+    model_config = read_model_config(config.model)
+    return [] if model_config is None else topology_faults(config.trainer, model_config)
 
 
 def _check_store(config: RunConfig) -> list[str]:

@@ -41,7 +41,7 @@ async def trainer(config: RunConfig, model_path: Path) -> ActorGroup:
         "trainer": config.trainer.model_dump(mode="json"),
     }
     arguments = {"model_path": str(model_path), "dtype": config.model.dtype, "trainer": config.trainer}
-    count = config.trainer.tensor_parallel
+    count = config.trainer.world_size
     group = find_or_start("trainer", TrainerHost, arguments, count=count, per_rank=True, identity=identity)
     rendezvous = free_rendezvous() if count > 1 else None
     return await started(group, deadline_s=config.deadlines.start_s, rendezvous=rendezvous)

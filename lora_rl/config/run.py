@@ -72,6 +72,11 @@ def faults_between_sections(config: RunConfig) -> list[str]:
             f"adapter.rank: {adapter.rank} exceeds trainer.max_rank {config.trainer.max_rank}; "
             "lower it or raise trainer.max_rank"
         )
+    if config.trainer.data_parallel % config.trainer.expert_parallel:
+        faults.append(
+            f"trainer.expert_parallel: {config.trainer.expert_parallel} does not divide trainer.data_parallel "
+            f"{config.trainer.data_parallel}; lower it or raise data_parallel"
+        )
     schedule = adapter.optimizer
     if schedule.schedule != "constant" and schedule.decay_samples is None:
         faults.append(

@@ -9,6 +9,15 @@ class TrainerConfig(Section):
     tensor_parallel: int = Field(default=1, gt=0)
     """Processes that share each layer."""
 
+    pipeline_parallel: int = Field(default=1, gt=0)
+    """Stages that the layers are split into, one after the other."""
+
+    data_parallel: int = Field(default=1, gt=0)
+    """Copies of the model, each of which takes a share of the micro-batches."""
+
+    expert_parallel: int = Field(default=1, gt=0)
+    """Copies that share the experts of a mixture-of-experts model; must divide data_parallel."""
+
     slots: int = Field(default=1, gt=0)
     """Adapters S held at a time."""
 
@@ -26,3 +35,8 @@ class TrainerConfig(Section):
 
     max_skipped_steps: int = Field(default=3, gt=0)
     """Steps in a row whose gradient is not finite before the run stops."""
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the trainer, one a GPU: tensor_parallel · pipeline_parallel · data_parallel."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel

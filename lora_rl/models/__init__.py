@@ -4,6 +4,6 @@ catalog.py resolves names; directory.py says what a model's directory lacks; tin
 smoke runs; smollm2.py converts the small real model; build.py makes directories appear whole or not at all.
 """
 
-from lora_rl.models.catalog import MODELS, CatalogModel, check_model, list_models, resolve_model
+from lora_rl.models.catalog import MODELS, CatalogModel, check_model, list_models, read_model_config, resolve_model
 
-__all__ = ["MODELS", "CatalogModel", "check_model", "list_models", "resolve_model"]
+__all__ = ["MODELS", "CatalogModel", "check_model", "list_models", "read_model_config", "resolve_model"]

@@ -1,9 +1,11 @@
 """From a model's name to its directory."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from lora_rl.config import ModelConfig
 from lora_rl.errors import ConfigError
@@ -97,6 +99,16 @@ def check_model(config: ModelConfig) -> list[str]:
         found = found.path
     missing = missing_parts(found, chat_template=True)
     return [_lacks(found, missing)] if missing else []
+
+
+def read_model_config(config: ModelConfig) -> dict[str, Any] | None:
+    """The model's config.json; null where the model is still to be made, or is none that `check_model` passes."""
+    if check_model(config):
+        return None
+    found = _find(config.name)
+    directory = found.path if isinstance(found, CatalogModel) else found
+    file = directory / "config.json"
+    return json.loads(file.read_text()) if file.is_file() else None
 
 
 def _find(name: str) -> Path | CatalogModel:

@@ -49,11 +49,8 @@ class TrainerActor:
         """
         if self._model is None:
             torch.set_num_threads(self._config.threads)
-            tp = self._config.tensor_parallel
-            device = init_distributed(self._rank, self._world_size, tp, rendezvous)
-            model = build_model(
-                self._model_path, dtype=self._dtype, tp=tp, device=device, recompute=self._config.recompute
-            )
+            device = init_distributed(self._rank, self._world_size, self._config, rendezvous)
+            model = build_model(self._model_path, dtype=self._dtype, device=device, trainer=self._config)
             bank = SlotBank(model)
             self._bank = bank
             self._table = SlotTable(model, bank, self._config.slots)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 import typing_extensions
 from torch import Tensor
 
+from lora_rl.config import TrainerConfig
 from lora_rl.errors import TrainerError
 
 STAND_INS = {
@@ -155,15 +156,18 @@ def causal_varlen_attention(
     return attention(query, key, value, *ends, *most, scale=scale, window_size=(-1, 0), **options)
 
 
-def init_distributed(rank: int, world_size: int, tp: int, rendezvous: str | None) -> torch.device:
-    """Join `world_size` processes that share each layer `tp`-fold; returns this rank's device. NCCL on CUDA, else gloo.
+def init_distributed(
+    rank: int, world_size: int, trainer: TrainerConfig = TrainerConfig(), rendezvous: str | None = None
+) -> torch.device:
+    """Join the `world_size` processes of the trainer's layout; returns this rank's device. NCCL on CUDA, else gloo.
 
     `rendezvous` is a torch init method (`tcp://host:port`, `file:///path`); null for a single process. A process that
     has joined already keeps its groups, if they are the same. Raises TrainerError for a topology that cannot be.
     """
-    if world_size != tp:
+    if world_size != trainer.world_size:
         raise TrainerError(
-            f"world_size: {world_size} differs from tensor_parallel {tp}; start one process for each share"
+            f"world_size: {world_size} differs from tensor_parallel {trainer.tensor_parallel} * pipeline_parallel "
+            f"{trainer.pipeline_parallel} * data_parallel {trainer.data_parallel}; start one process for each share"
         )
     device = (
         torch.device("cuda", rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
@@ -187,7 +191,11 @@ def init_distributed(rank: int, world_size: int, tp: int, rendezvous: str | None
         dist.init_process_group(backend, store=alone, rank=rank, world_size=world_size)
     else:
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world_size)
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=trainer.tensor_parallel,
+        pipeline_model_parallel_size=trainer.pipeline_parallel,
+        expert_model_parallel_size=trainer.expert_parallel,
+    )
     return device
 
 

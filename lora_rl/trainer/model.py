@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, PreTrainedConfig
 
+from lora_rl.config import TrainerConfig
 from lora_rl.errors import TrainerError
 from lora_rl.trainer.attention import Layout, PackedAttention, PackedParams
 from lora_rl.trainer.megatron_compat import AutoBridge, GPTModel, get_gpt_layer_local_spec, parallel_state, quiet
+from lora_rl.trainer.topology import topology_faults
 
 FAMILIES = {
     "Qwen3ForCausalLM": "Qwen3",
@@ -83,23 +85,24 @@ class FrozenModel:
         return hidden[:, 0]
 
 
-def build_model(path: str | Path, *, dtype: str, tp: int, device: torch.device, recompute: bool = False) -> FrozenModel:
-    """The model in `path` with frozen weights, split `tp`-fold, for which the process groups must stand.
+def build_model(
+    path: str | Path, *, dtype: str, device: torch.device, trainer: TrainerConfig = TrainerConfig()
+) -> FrozenModel:
+    """This rank's share of the model in `path`, with frozen weights; the layout's process groups must stand.
 
-    `recompute` keeps only each layer's input for the backward pass. Raises TrainerError for a model that cannot be
-    loaded or that Megatron would compute differently.
+    Raises TrainerError for a model that cannot be loaded, be split so, or that Megatron would compute differently.
     """
     path = Path(path)
     try:
         hf_config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise TrainerError(f"{path}: no model config ({error}); give a directory in Hugging Face format") from error
-    _refuse_unsupported(path, hf_config, tp)
+    _refuse_unsupported(path, hf_config, trainer)
     torch_dtype = DTYPES[dtype]
     with quiet():
         bridge = AutoBridge.from_hf_pretrained(str(path), dtype=torch_dtype)
         provider = bridge.to_megatron_provider(load_weights=False)
-        settings = _settings(torch_dtype, tp, on_cpu=device.type == "cpu")
+        settings = _settings(torch_dtype, trainer, on_cpu=device.type == "cpu")
         for name, value in settings.items():
             setattr(provider, name, value)
         provider.finalize()
@@ -109,7 +112,7 @@ def build_model(path: str | Path, *, dtype: str, tp: int, device: torch.device, 
         )
         _load_weights(path, bridge, gpt, torch_dtype)
     gpt.to(device).train()
-    if recompute:
+    if trainer.recompute:
         for layer in gpt.decoder.layers:
             layer.forward = _recomputed(layer.forward)
     return FrozenModel(
@@ -134,7 +137,7 @@ def weights_fingerprint(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _refuse_unsupported(path: Path, hf_config: PreTrainedConfig, tp: int) -> None:
+def _refuse_unsupported(path: Path, hf_config: PreTrainedConfig, trainer: TrainerConfig) -> None:
     architecture = (hf_config.architectures or ["none"])[0]
     if architecture not in FAMILIES:
         supported = ", ".join(f"{name} ({text})" for name, text in FAMILIES.items())
@@ -157,17 +160,15 @@ def _refuse_unsupported(path: Path, hf_config: PreTrainedConfig, tp: int) -> Non
         for name in ("attention_bias", "mlp_bias", "use_sliding_window")
         if hf_config.to_dict().get(name)
     ]
-    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
-        if (size := hf_config.to_dict()[name]) % tp:
-            faults.append(f"{name} {size} is not a multiple of tensor_parallel {tp}; lower trainer.tensor_parallel")
+    faults += topology_faults(trainer, hf_config.to_dict())
     if faults:
         raise TrainerError(f"{path}: " + "; ".join(faults))
 
 
-def _settings(dtype: torch.dtype, tp: int, *, on_cpu: bool) -> dict[str, Any]:
+def _settings(dtype: torch.dtype, trainer: TrainerConfig, *, on_cpu: bool) -> dict[str, Any]:
     """What we ask of the provider beyond the model's own config."""
     return {
-        "tensor_model_parallel_size": tp,
+        "tensor_model_parallel_size": trainer.tensor_parallel,
         "transformer_layer_spec": _layer_spec,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,

@@ -6,6 +6,7 @@ import pytest
 
 from lora_rl.config import check_config
 from lora_rl.errors import ConfigError
+from lora_rl.models.tiny import make_tiny_qwen3
 from lora_rl.preflight import GIB, RUNTIME_GIB, check_run
 
 
@@ -57,3 +58,13 @@ def test_memory_is_not_asked_for_where_the_actors_stand_already(
 ) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 0}))
     check_run(config(tmp_path), starts_actors=False)
+
+
+def test_layout_that_does_not_divide_the_model_is_refused(tmp_path: Path) -> None:
+    model = make_tiny_qwen3(tmp_path / "model")
+    with pytest.raises(ConfigError) as caught:
+        check_run(config(tmp_path, model={"name": str(model)}, trainer={"tensor_parallel": 4, "pipeline_parallel": 3}))
+    assert [line.strip() for line in str(caught.value).splitlines()[1:]] == [
+        "trainer.tensor_parallel: 4 does not divide num_key_value_heads 2; use 1 or 2",
+        "trainer.pipeline_parallel: 3 does not divide num_hidden_layers 2; use 1 or 2",
+    ]

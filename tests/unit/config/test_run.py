@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from lora_rl.config import RunConfig, check_config, differences, load_config
+from lora_rl.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples").glob("**/*.yaml"))
@@ -75,3 +76,9 @@ def test_differences_name_nested_fields_with_both_values():
 def test_scaling_is_peft_s():
     assert make_config(adapter={"rank": 16, "alpha": 32}).adapter.scaling == 2
     assert make_config(adapter={"rank": 16, "alpha": 32, "rslora": True}).adapter.scaling == 8
+
+
+def test_experts_are_shared_among_copies_alone():
+    assert make_config(trainer={"data_parallel": 4, "expert_parallel": 2, "tensor_parallel": 2}).trainer.world_size == 8
+    with pytest.raises(ConfigError, match=r"trainer\.expert_parallel: 4 does not divide trainer\.data_parallel 2"):
+        make_config(trainer={"data_parallel": 2, "expert_parallel": 4})

@@ -23,12 +23,12 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def device() -> torch.device:
     """The device, with this process as the only rank."""
     torch.set_num_threads(1)
-    return init_distributed(0, 1, 1, None)
+    return init_distributed(0, 1)
 
 
 @pytest.fixture(scope="session")
 def model(tiny_qwen3: Path, device: torch.device) -> FrozenModel:
-    return build_model(tiny_qwen3, dtype="float32", tp=1, device=device)
+    return build_model(tiny_qwen3, dtype="float32", device=device)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lora_rl.config import AlgorithmConfig, OptimizerConfig, SamplingConfig
+from lora_rl.config import AlgorithmConfig, OptimizerConfig, SamplingConfig, TrainerConfig
 from lora_rl.config.algorithm import CispoLoss, GspoLoss, KlConfig
 from lora_rl.trainer.adapter import Clock
 from lora_rl.trainer.learner import Job, Learner
@@ -156,7 +156,7 @@ def test_equal_rewards_everywhere_give_no_gradient_but_metrics(bank, make_learne
 
 def test_recompute_gives_the_same_gradients(bank, make_learner, tiny_qwen3, device):
     plain = _gradients(bank, make_learner(), _job(0, dropout_seed="1"), dropout=0.3)
-    model = build_model(tiny_qwen3, dtype="float32", tp=1, device=device, recompute=True)
+    model = build_model(tiny_qwen3, dtype="float32", device=device, trainer=TrainerConfig(recompute=True))
     again = SlotBank(model)
     recomputed = _gradients(again, Learner(model, again, max_tokens=4096), _job(0, dropout_seed="1"), dropout=0.3)
     assert min(gradient.abs().max() for gradient in recomputed.values()) > 0

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from lora_rl.config import TrainerConfig
 from lora_rl.errors import TrainerError
 from lora_rl.trainer.megatron_compat import init_distributed, quiet
 
@@ -43,9 +44,9 @@ def test_quiet_lets_errors_through(caplog):
 
 def test_a_second_topology_in_one_process_is_refused(device):
     with pytest.raises(TrainerError, match="this process is rank 0 of 1"):
-        init_distributed(1, 2, 2, "tcp://127.0.0.1:1")
+        init_distributed(1, 2, TrainerConfig(tensor_parallel=2), "tcp://127.0.0.1:1")
 
 
 def test_ranks_that_differ_from_the_shares_are_refused():
     with pytest.raises(TrainerError, match="world_size: 2 differs from tensor_parallel 1"):
-        init_distributed(0, 2, 1, None)
+        init_distributed(0, 2)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lora_rl.config import TrainerConfig
 from lora_rl.errors import TrainerError
 from lora_rl.models.tiny import make_tiny_llama, make_tiny_qwen2, make_tiny_qwen3
 from lora_rl.trainer.model import build_model, weights_fingerprint
@@ -18,7 +19,7 @@ MAKERS = {"qwen3": make_tiny_qwen3, "qwen2": make_tiny_qwen2, "llama": make_tiny
 
 
 def _build(path: Path, device: torch.device, **options):
-    return build_model(path, dtype="float32", tp=1, device=device, **options)
+    return build_model(path, dtype="float32", device=device, **options)
 
 
 def _edited(tiny_qwen3: Path, tmp_path: Path, **fields) -> Path:
@@ -92,8 +93,8 @@ def test_what_megatron_would_leave_out_is_refused(fields, text, tiny_qwen3, tmp_
 
 
 def test_sizes_that_do_not_divide_are_refused_at_once(tiny_qwen3, device):
-    with pytest.raises(TrainerError, match=r"num_key_value_heads 2 is not a multiple of tensor_parallel 4"):
-        build_model(tiny_qwen3, dtype="float32", tp=4, device=device)
+    with pytest.raises(TrainerError, match=r"tensor_parallel: 4 does not divide num_key_value_heads 2; use 1 or 2"):
+        _build(tiny_qwen3, device, trainer=TrainerConfig(tensor_parallel=4))
 
 
 def test_a_missing_weight_is_refused_by_name(tiny_qwen3, tmp_path, device):

@@ -1,0 +1,30 @@
+"""Which layouts of processes fit a model. Free of torch: a run's check refuses what the trainer would."""
+
+from collections.abc import Mapping
+from math import gcd
+from typing import Any
+
+from lora_rl.config import TrainerConfig
+
+SPLIT_BY_TENSOR_PARALLEL = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+SPLIT_BY_PIPELINE = ("num_hidden_layers",)
+"""Sizes in a Hugging Face config that every process takes an equal share of."""
+
+
+def topology_faults(trainer: TrainerConfig, model_config: Mapping[str, Any]) -> list[str]:
+    """Every size in a model's config.json that the layout does not divide, as `field: value, rule; mend`."""
+    return [
+        *_not_divided("tensor_parallel", trainer.tensor_parallel, SPLIT_BY_TENSOR_PARALLEL, model_config),
+        *_not_divided("pipeline_parallel", trainer.pipeline_parallel, SPLIT_BY_PIPELINE, model_config),
+    ]
+
+
+def _not_divided(field: str, shares: int, names: tuple[str, ...], model_config: Mapping[str, Any]) -> list[str]:
+    sizes = {name: int(model_config[name]) for name in names if model_config.get(name)}
+    common = gcd(*sizes.values())
+    possible = [number for number in range(1, shares) if common % number == 0]
+    return [
+        f"trainer.{field}: {shares} does not divide {name} {size}; use {' or '.join(map(str, possible))}"
+        for name, size in sizes.items()
+        if size % shares
+    ]
