@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from ray.actor import ActorHandle
 
 from lora_rl.cluster.calls import call
 from lora_rl.cluster.connect import NAMESPACE, connect
-from lora_rl.cluster.processes import free_port
+from lora_rl.cluster.gpus import Seat
 
 logger = logging.getLogger("lora_rl.cluster")
 
@@ -27,12 +27,34 @@ _log_positions: dict[ActorHandle, int] = {}
 """Number of the last line fetched from each actor: a group lasts for one step only."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cast:
+    """What the actors of a role are made from."""
+
+    role: str
+    host: type
+    arguments: Mapping[str, Any]
+    identity: Mapping[str, Any]
+    """What decides whether a standing actor fits."""
+    count: int = 1
+    ranked: bool = False
+    """Whether they meet in collectives: each is told its rank, and they start and end together."""
+    concurrency: int | None = None
+    """Calls that an asynchronous actor takes at a time."""
+
+    @property
+    def names(self) -> list[str]:
+        digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:12]
+        return [f"{self.role}-{rank}-{digest}" for rank in range(self.count)]
+
+
 @dataclass
 class ActorGroup:
     """Actors of one role. `call_all` is for ranks that meet in collectives: when one fails, none is left waiting."""
 
     role: str
     handles: Sequence[ActorHandle]
+    ranked: bool = False
 
     async def call_first(self, method: str, *, deadline_s: float, **arguments: Any) -> Any:
         """Result of `method` on the first actor."""
@@ -74,43 +96,31 @@ class ActorGroup:
             ray.kill(handle)
 
 
-def find_or_start(
-    role: str,
-    host: type,
-    arguments: Mapping[str, Any],
-    *,
-    count: int = 1,
-    per_rank: bool = False,
-    identity: Mapping[str, Any],
-    concurrency: int | None = None,
-) -> ActorGroup:
-    """The group of `count` actors of `role` made from `identity`; started where one of them is missing.
+async def find_or_start(cast: Cast, seats: Callable[[], Awaitable[Sequence[Seat]]] | None = None) -> ActorGroup:
+    """The actors of `cast`. Missing ones are started, each in its seat where there are GPUs; ranks all or none.
 
     Actors of the role made from anything else are ended first: one run uses a cluster at a time, and memory is short.
     """
     connect()
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
-    names = [f"{role}-{rank}-{digest}" for rank in range(count)]
-    named = ray.util.list_named_actors(all_namespaces=True)
-    ours = {str(entry["name"]) for entry in named if entry["namespace"] == NAMESPACE}  # pyright: ignore
-    present = {name for name in ours if name.startswith(f"{role}-")}
-    found = [handle for name in names if name in present and (handle := find_actor(name))]
-    if len(found) == count:
-        return ActorGroup(role, found)
-    for name in present:
-        logger.info("ending actor %s: not part of %s", name, digest)
+    standing = {name: handle for name in standing_names(cast.role) if (handle := find_actor(name))}
+    found = {name: standing[name] for name in cast.names if name in standing}
+    if cast.ranked and len(found) < cast.count:
+        found = {}
+    for name in standing.keys() - found.keys():
+        logger.info("ending actor %s: not part of what is wanted", name)
         end_actor(name)
-    options: dict[str, Any] = {"namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
-    if concurrency:
-        options["max_concurrency"] = concurrency
-    remote_class = ray.remote(host)
-    handles: list[Any] = [
-        remote_class.options(name=name, get_if_exists=True, **options).remote(
-            **arguments, **({"rank": rank, "world_size": count} if per_rank else {})
-        )
-        for rank, name in enumerate(names)
-    ]
-    return ActorGroup(role, handles)
+    missing = [rank for rank, name in enumerate(cast.names) if name not in found]
+    placed = await seats() if seats and missing else None
+    for rank in missing:
+        found[cast.names[rank]] = _start(cast, rank, placed[rank] if placed else None)
+    return ActorGroup(cast.role, [found[name] for name in cast.names], ranked=cast.ranked)
+
+
+def standing_names(role: str) -> list[str]:
+    """Names of all actors of the role, whatever they were made from."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    ours = (str(entry["name"]) for entry in named if entry["namespace"] == NAMESPACE)  # pyright: ignore
+    return [name for name in ours if name.startswith(f"{role}-")]
 
 
 def find_actor(name: str) -> ActorHandle | None:
@@ -128,19 +138,40 @@ def end_actor(name: str) -> None:
         ray.kill(handle)
 
 
-def free_rendezvous() -> str:
-    """An address on this host where the ranks of a trainer can meet."""
-    return f"tcp://127.0.0.1:{free_port()}"
-
-
 async def started(group: ActorGroup, *, deadline_s: float, **arguments: Any) -> ActorGroup:
     """The group once each actor's `start` has returned. `start` does its work once; later calls return at once.
 
-    When one of them fails, hangs or is no longer waited for, all are killed: a start cannot be interrupted.
+    One that fails, hangs or is no longer waited for is killed, as a start cannot be interrupted; of ranks, all are.
     """
+    starts = [asyncio.ensure_future(call(handle.start, deadline_s=deadline_s, **arguments)) for handle in group.handles]
+    until = asyncio.FIRST_EXCEPTION if group.ranked else asyncio.ALL_COMPLETED
     try:
-        await asyncio.gather(*(call(handle.start, deadline_s=deadline_s, **arguments) for handle in group.handles))
-    except BaseException:
-        group.kill()
-        raise
+        await asyncio.wait(starts, return_when=until)
+    finally:
+        failed = [handle for handle, start in zip(group.handles, starts, strict=True) if not _succeeded(start)]
+        if failed:
+            (group if group.ranked else ActorGroup(group.role, failed)).kill()
+        for start in starts:
+            start.cancel()
+    for start in starts:
+        if start.done() and not start.cancelled():
+            start.result()
     return group
+
+
+def _succeeded(start: asyncio.Future[Any]) -> bool:
+    return start.done() and not start.cancelled() and start.exception() is None
+
+
+def _start(cast: Cast, rank: int, seat: Seat | None) -> ActorHandle:
+    options: dict[str, Any] = {"namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
+    arguments = dict(cast.arguments)
+    if cast.concurrency:
+        options["max_concurrency"] = cast.concurrency
+    if cast.ranked:
+        arguments |= {"rank": rank, "world_size": cast.count}
+    if seat:
+        options["scheduling_strategy"] = seat.strategy
+        arguments["gpus"] = seat.gpus
+    remote_class: Any = ray.remote(cast.host)
+    return remote_class.options(name=cast.names[rank], get_if_exists=True, **options).remote(**arguments)

@@ -7,17 +7,26 @@ import os
 import sys
 from typing import Any
 
+import ray.util
 from ray.actor import ActorHandle
 
 from lora_rl.cluster.calls import call
 from lora_rl.cluster.logs import LogDraining
+from lora_rl.cluster.processes import free_port
+
+
+def see_only(gpus: str | None) -> None:
+    """Shows this process, and those that it starts, the GPUs of its seat. Must come before CUDA is used."""
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus
 
 
 class EngineHost(LogDraining):
     """Hosts `lora_rl.engine.actor.EngineActor`."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, *, gpus: str | None = None, **arguments: Any) -> None:
         super().__init__()
+        see_only(gpus)
         from lora_rl.engine.actor import EngineActor
 
         self._engine = EngineActor(**arguments)
@@ -81,11 +90,17 @@ class RemoteEngine:
 class TrainerHost(LogDraining):
     """Hosts one rank of `lora_rl.trainer.actor.TrainerActor`."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, *, gpus: str | None = None, **arguments: Any) -> None:
         super().__init__()
+        see_only(gpus)
         from lora_rl.trainer.actor import TrainerActor
 
         self._trainer = TrainerActor(**arguments)
+
+    def rendezvous(self) -> str:
+        """An address on this rank's node where all ranks can meet."""
+        node = ray.util.get_node_ip_address()
+        return f"tcp://{node}:{free_port(node)}"
 
     def start(self, **arguments: Any) -> dict[str, Any]:
         return self._trainer.start(**arguments)

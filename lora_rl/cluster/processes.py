@@ -112,10 +112,10 @@ def require_free_port(port: int, option: str) -> None:
             ) from error
 
 
-def free_port() -> int:
-    """A port that nothing listens on."""
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port of this host's `address` that nothing listens on."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         return probe.getsockname()[1]
 
 

@@ -1,10 +1,13 @@
 """Which actors a run needs: engines, trainer ranks and the rollout actor, found or started from its config."""
 
 import os
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from lora_rl.cluster.actors import ActorGroup, find_or_start, free_rendezvous, started
+from lora_rl.cluster import gpus
+from lora_rl.cluster.actors import ActorGroup, Cast, find_or_start, started
 from lora_rl.cluster.hosted import EngineHost, RolloutHost, TrainerHost
+from lora_rl.cluster.layout import Demand, Layout, Place
 from lora_rl.config import RunConfig
 
 ASYNC_CALLS = 1000
@@ -12,14 +15,30 @@ ASYNC_CALLS = 1000
 
 
 async def engines(config: RunConfig, model_path: Path) -> ActorGroup:
-    """Engine replicas that serve adapters of this config's base."""
-    identity = {
-        "model": str(model_path),
-        "dtype": config.model.dtype,
-        "engine": config.engine.model_dump(mode="json"),
-        "max_rank": config.engine_max_rank,
-        "slots": config.trainer.slots,
-    }
+    """Engine replicas that serve adapters of this config's base. One that died is started again alone."""
+    layout = _layout(config)
+    group = await find_or_start(_engine_cast(config, model_path, layout), _seats(layout, "engines"))
+    return await started(group, deadline_s=config.deadlines.start_s)
+
+
+async def trainer(config: RunConfig, model_path: Path) -> ActorGroup:
+    """All ranks of the trainer."""
+    layout = _layout(config)
+    group = await find_or_start(_trainer_cast(config, model_path, layout), _seats(layout, "trainer"))
+    deadline_s = config.deadlines.start_s
+    alone = len(group.handles) == 1
+    rendezvous = None if alone else await group.call_first("rendezvous", deadline_s=deadline_s)
+    return await started(group, deadline_s=deadline_s, rendezvous=rendezvous)
+
+
+async def rollouter(config: RunConfig, model_path: Path) -> ActorGroup:
+    """The actor that draws prompts, collects answers and runs the graders: those that this process can import."""
+    arguments = {"model_path": str(model_path), "python_path": os.environ.get("PYTHONPATH", "")}
+    cast = Cast(role="rollout", host=RolloutHost, arguments=arguments, identity=arguments, concurrency=ASYNC_CALLS)
+    return await started(await find_or_start(cast), deadline_s=config.deadlines.start_s)
+
+
+def _engine_cast(config: RunConfig, model_path: Path, layout: Layout | None) -> Cast:
     arguments = {
         "model_path": str(model_path),
         "dtype": config.model.dtype,
@@ -27,28 +46,49 @@ async def engines(config: RunConfig, model_path: Path) -> ActorGroup:
         "max_rank": config.engine_max_rank,
         "slots": config.trainer.slots,
     }
-    group = find_or_start(
-        "engine", EngineHost, arguments, count=config.engine.replicas, identity=identity, concurrency=ASYNC_CALLS
+    return Cast(
+        role="engine",
+        host=EngineHost,
+        arguments=arguments,
+        # one more replica, or one less, is no reason to replace the others
+        identity=arguments
+        | {"engine": config.engine.model_dump(mode="json", exclude={"replicas"})}
+        | _placement(config, layout),
+        count=config.engine.replicas,
+        concurrency=ASYNC_CALLS,
     )
-    return await started(group, deadline_s=config.deadlines.start_s)
 
 
-async def trainer(config: RunConfig, model_path: Path) -> ActorGroup:
-    """All ranks of the trainer."""
-    identity = {
-        "model": str(model_path),
-        "dtype": config.model.dtype,
-        "trainer": config.trainer.model_dump(mode="json"),
-    }
+def _trainer_cast(config: RunConfig, model_path: Path, layout: Layout | None) -> Cast:
     arguments = {"model_path": str(model_path), "dtype": config.model.dtype, "trainer": config.trainer}
-    count = config.trainer.world_size
-    group = find_or_start("trainer", TrainerHost, arguments, count=count, per_rank=True, identity=identity)
-    rendezvous = free_rendezvous() if count > 1 else None
-    return await started(group, deadline_s=config.deadlines.start_s, rendezvous=rendezvous)
+    return Cast(
+        role="trainer",
+        host=TrainerHost,
+        arguments=arguments,
+        identity=arguments | {"trainer": config.trainer.model_dump(mode="json")} | _placement(config, layout),
+        count=config.trainer.world_size,
+        ranked=True,
+    )
 
 
-async def rollouter(config: RunConfig, model_path: Path) -> ActorGroup:
-    """The actor that draws prompts, collects answers and runs the graders: those that this process can import."""
-    arguments = {"model_path": str(model_path), "python_path": os.environ.get("PYTHONPATH", "")}
-    group = find_or_start("rollout", RolloutHost, arguments, identity=arguments, concurrency=ASYNC_CALLS)
-    return await started(group, deadline_s=config.deadlines.start_s)
+def _layout(config: RunConfig) -> Layout | None:
+    return gpus.checked_layout(
+        Demand(
+            mode=config.placement.mode,
+            trainer_ranks=config.trainer.world_size,
+            replicas=config.engine.replicas,
+            tensor_parallel=config.engine.tensor_parallel,
+        )
+    )
+
+
+def _placement(config: RunConfig, layout: Layout | None) -> dict[str, str | None]:
+    """The part of an actor's identity that says where it sits."""
+    return {"mode": config.placement.mode, "layout": layout.digest if layout else None}
+
+
+def _seats(layout: Layout | None, role: str) -> Callable[[], Awaitable[Sequence[gpus.Seat]]] | None:
+    if layout is None:
+        return None
+    places: Sequence[Place] = layout.trainer if role == "trainer" else layout.engines
+    return lambda: gpus.seats(layout, places)

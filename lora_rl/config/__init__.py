@@ -10,6 +10,7 @@ from lora_rl.config.deadlines import DeadlineConfig
 from lora_rl.config.engine import EngineConfig
 from lora_rl.config.load import check_config, load_config
 from lora_rl.config.model import ModelConfig
+from lora_rl.config.placement import PlacementConfig
 from lora_rl.config.reward import RewardConfig, RewardTerm
 from lora_rl.config.run import RunConfig, differences
 from lora_rl.config.store import StoreConfig
@@ -25,6 +26,7 @@ __all__ = [
     "HubData",
     "ModelConfig",
     "OptimizerConfig",
+    "PlacementConfig",
     "ReasoningGymData",
     "RewardConfig",
     "RewardTerm",

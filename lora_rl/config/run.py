@@ -13,6 +13,7 @@ from lora_rl.config.data import DataConfig, SamplingConfig
 from lora_rl.config.deadlines import DeadlineConfig
 from lora_rl.config.engine import EngineConfig
 from lora_rl.config.model import ModelConfig
+from lora_rl.config.placement import PlacementConfig
 from lora_rl.config.reward import RewardConfig
 from lora_rl.config.store import StoreConfig
 from lora_rl.config.trainer import TrainerConfig
@@ -20,7 +21,10 @@ from lora_rl.config.trainer import TrainerConfig
 ENGINE_MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM takes as `max_lora_rank`."""
 
-NOT_PART_OF_THE_RESULT = ("run_name", "iterations", "deadlines", "store")
+COLOCATED_MAX_UTILIZATION = 0.9
+"""Share of a GPU that an engine can take where an offloaded trainer keeps its CUDA context and NCCL's buffers."""
+
+NOT_PART_OF_THE_RESULT = ("run_name", "iterations", "deadlines", "store", "placement")
 """Fields that may differ when a run is resumed: they do not change what an iteration computes."""
 
 
@@ -44,6 +48,7 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     engine: EngineConfig = EngineConfig()
+    placement: PlacementConfig = PlacementConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
     store: StoreConfig = StoreConfig()
 
@@ -104,6 +109,12 @@ def faults_between_sections(config: RunConfig) -> list[str]:
         faults.append(
             f"trainer.max_tokens_per_gpu: {config.trainer.max_tokens_per_gpu} is below the longest sample, "
             f"max_prompt_tokens + max_response_tokens = {longest}; raise it or lower those"
+        )
+    if config.placement.mode == "colocated" and config.engine.gpu_memory_utilization > COLOCATED_MAX_UTILIZATION:
+        faults.append(
+            f"engine.gpu_memory_utilization: {config.engine.gpu_memory_utilization:g} exceeds "
+            f"{COLOCATED_MAX_UTILIZATION:g}, the most beside a colocated trainer, whose CUDA context stays on the GPU; "
+            "lower it, or set placement.mode to disaggregated"
         )
     return faults
 

@@ -161,6 +161,8 @@ def init_distributed(
 ) -> torch.device:
     """Join the `world_size` processes of the trainer's layout; returns this rank's device. NCCL on CUDA, else gloo.
 
+    The device is the first that CUDA_VISIBLE_DEVICES shows: whoever starts the ranks shows each its own.
+
     `rendezvous` is a torch init method (`tcp://host:port`, `file:///path`); null for a single process. A process that
     has joined already keeps its groups, if they are the same. Raises TrainerError for a topology that cannot be.
     """
@@ -169,9 +171,7 @@ def init_distributed(
             f"world_size: {world_size} differs from tensor_parallel {trainer.tensor_parallel} * pipeline_parallel "
             f"{trainer.pipeline_parallel} * data_parallel {trainer.data_parallel}; start one process for each share"
         )
-    device = (
-        torch.device("cuda", rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
-    )
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
             raise TrainerError(

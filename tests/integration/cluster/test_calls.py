@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 import ray
 import ray.cloudpickle
+from ray.actor import ActorHandle
 
-from lora_rl.cluster.actors import ActorGroup, find_or_start, started
+from lora_rl.cluster.actors import ActorGroup, Cast, find_or_start, started
 from lora_rl.cluster.calls import call
 from lora_rl.cluster.connect import connect, disconnect
 from lora_rl.errors import ActorLost, DeadlineExceeded, EngineError
@@ -80,15 +81,17 @@ class Rank:
         return self.rank, self.world_size
 
 
-def group(role: str, **identity: str) -> ActorGroup:
-    return find_or_start(role, Host, {"word": role}, identity=identity, concurrency=10)
+async def group(role: str, *, count: int = 1, **identity: str) -> ActorGroup:
+    return await find_or_start(
+        Cast(role=role, host=Host, arguments={"word": role}, identity=identity, count=count, concurrency=10)
+    )
 
 
-def ranks(role: str, count: int = 2) -> ActorGroup:
-    return find_or_start(role, Rank, {}, count=count, per_rank=True, identity={})
+async def ranks(role: str, count: int = 2) -> ActorGroup:
+    return await find_or_start(Cast(role=role, host=Rank, arguments={}, identity={}, count=count, ranked=True))
 
 
-async def gone(handle: ray.actor.ActorHandle, method: str) -> bool:
+async def gone(handle: ActorHandle, method: str) -> bool:
     try:
         await call(getattr(handle, method), deadline_s=10)
     except ActorLost:
@@ -97,7 +100,7 @@ async def gone(handle: ray.actor.ActorHandle, method: str) -> bool:
 
 
 async def test_deadline_ends_the_call_and_cancels_it_in_the_actor() -> None:
-    host = group("deadline").handles[0]
+    host = (await group("deadline")).handles[0]
     await call(host.start, deadline_s=60)
     with pytest.raises(DeadlineExceeded, match=r"wait: no answer within 0\.5 s, cancelled; raise its deadline"):
         await call(host.wait, deadline_s=0.5)
@@ -107,7 +110,7 @@ async def test_deadline_ends_the_call_and_cancels_it_in_the_actor() -> None:
 
 
 async def test_cancelling_the_caller_cancels_the_call_in_the_actor() -> None:
-    host = group("cancel").handles[0]
+    host = (await group("cancel")).handles[0]
     await call(host.start, deadline_s=60)
     task = asyncio.create_task(call(host.wait, deadline_s=600))
     with pytest.raises(TimeoutError):
@@ -119,7 +122,7 @@ async def test_cancelling_the_caller_cancels_the_call_in_the_actor() -> None:
 
 @pytest.mark.parametrize("kind", [EngineError, ValueError, TimeoutError, DeadlineExceeded, ActorLost])
 async def test_error_arrives_as_the_actor_raised_it(kind: type[Exception]) -> None:
-    host = group("fail").handles[0]
+    host = (await group("fail")).handles[0]
     with pytest.raises(kind) as caught:
         await call(host.fail, deadline_s=60, kind=kind)
     assert type(caught.value) is kind
@@ -128,18 +131,18 @@ async def test_error_arrives_as_the_actor_raised_it(kind: type[Exception]) -> No
 
 async def test_error_carries_the_traceback_of_the_actor() -> None:
     with pytest.raises(EngineError) as caught:
-        await group("fail").call_first("fail", deadline_s=60, kind=EngineError)
+        await (await group("fail")).call_first("fail", deadline_s=60, kind=EngineError)
     assert any("in fail" in note for note in caught.value.__notes__)
 
 
 async def test_death_of_the_actor_is_a_lost_actor_and_the_next_is_started_anew() -> None:
-    lost = group("death")
+    lost = await group("death")
     await started(lost, deadline_s=60)
     with pytest.raises(ActorLost, match="die: the actor died or became unreachable"):
         await lost.call_first("die", deadline_s=60)
     for _ in range(3):
         try:
-            await started(group("death"), deadline_s=60)
+            await started(await group("death"), deadline_s=60)
             break
         except ActorLost:
             continue
@@ -148,21 +151,46 @@ async def test_death_of_the_actor_is_a_lost_actor_and_the_next_is_started_anew()
 
 
 async def test_actor_is_found_by_what_it_was_made_from_and_replaced_otherwise() -> None:
-    first = group("role", model="a")
+    first = await group("role", model="a")
     pid = await first.call_first("pid", deadline_s=60)
-    assert await group("role", model="a").call_first("pid", deadline_s=60) == pid
-    other = await group("role", model="b").call_first("pid", deadline_s=60)
+    assert await (await group("role", model="a")).call_first("pid", deadline_s=60) == pid
+    other = await (await group("role", model="b")).call_first("pid", deadline_s=60)
     assert other != pid
     assert await gone(first.handles[0], "pid")
 
 
+async def test_a_replica_that_died_is_started_again_alone() -> None:
+    replicas = await started(await group("replica", count=2), deadline_s=60)
+    pids = [await call(handle.pid, deadline_s=60) for handle in replicas.handles]
+    with pytest.raises(ActorLost):
+        await call(replicas.handles[1].die, deadline_s=60)
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                again = await started(await group("replica", count=2), deadline_s=60)
+                break
+            except ActorLost:
+                continue
+    assert await call(again.handles[0].pid, deadline_s=60) == pids[0]
+    assert await call(again.handles[1].pid, deadline_s=60) != pids[1]
+
+
+async def test_a_rank_that_died_takes_the_others_with_it() -> None:
+    trainer = await started(await ranks("mates"), deadline_s=60)
+    ray.kill(trainer.handles[1])
+    assert await gone(trainer.handles[1], "start")
+    again = await started(await ranks("mates"), deadline_s=60)
+    assert await gone(trainer.handles[0], "start")
+    assert await again.call_all("meet", deadline_s=60) == (0, 2)
+
+
 async def test_ranks_know_their_place_and_answer_together() -> None:
-    trainer = await started(ranks("ranks"), deadline_s=60)
+    trainer = await started(await ranks("ranks"), deadline_s=60)
     assert await trainer.call_all("meet", deadline_s=60) == (0, 2)
 
 
 async def test_failure_of_one_rank_ends_all_within_seconds() -> None:
-    trainer = await started(ranks("collective"), deadline_s=60)
+    trainer = await started(await ranks("collective"), deadline_s=60)
     begun = time.monotonic()
     with pytest.raises(EngineError, match="gradient: nan"):
         await trainer.call_all("meet", deadline_s=600, failing=1)
@@ -171,12 +199,12 @@ async def test_failure_of_one_rank_ends_all_within_seconds() -> None:
 
 
 async def test_deadline_of_a_synchronous_actor_ends_it() -> None:
-    trainer = await started(ranks("slow", count=1), deadline_s=60)
+    trainer = await started(await ranks("slow", count=1), deadline_s=60)
     with pytest.raises(DeadlineExceeded):
         await trainer.call_all("meet", deadline_s=0.5, failing=1)
     assert await gone(trainer.handles[0], "start")
 
 
 async def test_logs_come_once_also_to_a_group_found_anew() -> None:
-    assert await group("logs").drain_logs() == [(20, "[logs-0] one"), (30, "[logs-0] two")]
-    assert await group("logs").drain_logs() == []
+    assert await (await group("logs")).drain_logs() == [(20, "[logs-0] one"), (30, "[logs-0] two")]
+    assert await (await group("logs")).drain_logs() == []

@@ -57,6 +57,7 @@ def test_importing_the_config_brings_in_nothing_heavy():
 def test_digest_follows_what_decides_the_result_and_nothing_else():
     base = make_config()
     assert make_config(iterations=9, run_name="x", store={"uri": "file:///y"}).sha256 == base.sha256
+    assert make_config(placement={"mode": "colocated"}).sha256 == base.sha256
     assert make_config(seed=1).sha256 != base.sha256
     assert make_config(adapter={"rank": 8}).sha256 != base.sha256
 
@@ -65,6 +66,13 @@ def test_engine_rank_is_the_next_that_vllm_takes():
     assert make_config(trainer={"max_rank": 64}).engine_max_rank == 64
     assert make_config(trainer={"max_rank": 33}).engine_max_rank == 64
     assert make_config(trainer={"max_rank": 400}).engine_max_rank == 512
+
+
+def test_a_colocated_engine_leaves_room_for_what_the_trainer_keeps_on_the_gpu():
+    engine = {"gpu_memory_utilization": 0.95}
+    assert make_config(engine=engine).placement.mode == "disaggregated"
+    with pytest.raises(ConfigError, match=r"engine\.gpu_memory_utilization: 0\.95 exceeds 0\.9"):
+        make_config(engine=engine, placement={"mode": "colocated"})
 
 
 def test_differences_name_nested_fields_with_both_values():
