@@ -109,6 +109,8 @@ class TrainerActor:
         if tenant is None or not tenant.pending_samples:
             raise TrainerError(f"adapter {adapter.name}: has no gradient; call forward_backward first")
         result = tenant.optimizer.step(tenant.pending_samples, finite_loss=tenant.finite_loss)
+        if result.stepped:
+            self._bank.refresh(tenant.slot)
         tenant.pending_samples, tenant.finite_loss, tenant.digest = 0, True, None
         skipped = tenant.optimizer.clock.skipped_in_a_row
         if skipped >= self._config.max_skipped_steps:

@@ -1,20 +1,23 @@
 """Causal attention over packed rows in which samples of one prompt share the prompt's rows.
 
 Linear layers see each of the T packed rows once. Attention works on asks: a prompt's rows ask their own keys, a
-response's rows ask the prompt's keys and their own. Every row asks exactly once; keys are gathered as often as needed.
+response's rows ask the prompt's keys and their own. The asks' queries, end to end, are the packed rows in order; keys
+are gathered as often as needed.
 H heads, G key heads, E head size; B asks of a bucket, Q and K its padded numbers of queries and keys.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lora_rl.trainer.megatron_compat import MegatronModule, PackedSeqParams, causal_varlen_attention
+from lora_rl.trainer.megatron_compat import PackedSeqParams, SelfAttention, causal_varlen_attention
+from lora_rl.trainer.pointwise import norm_and_rotate
 
 QUERY_STEP, KEY_STEP = 16, 32
 """Asks are padded to multiples of these: few shapes, and a row's result does not hang on its neighbours' lengths."""
@@ -78,6 +81,8 @@ class BucketedLayout:
     buckets: tuple[_Bucket, ...]
     place_T: Tensor
     """For each row, its place among the padded queries of all buckets."""
+    longest: int
+    """Rows of the longest sequence."""
 
     @classmethod
     def of(cls, asks: Sequence[Ask], device: torch.device) -> "BucketedLayout":
@@ -94,6 +99,7 @@ class BucketedLayout:
         return cls(
             buckets=tuple(_Bucket.of(members, *size).to(device) for size, members in sorted(by_size.items())),
             place_T=torch.tensor([place[row] for row in range(len(place))], device=device),
+            longest=max(len(ask.keys) for ask in asks),
         )
 
     def attend(self, query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, scale: float) -> Tensor:
@@ -106,48 +112,51 @@ class BucketedLayout:
 class VarlenLayout:
     """Asks end to end, for the variable-length flash kernel: CUDA in half precision."""
 
-    queries_T: Tensor
-    keys_F: Tensor
+    keys_F: Tensor | None
+    """Rows that are keys; null where they are all rows in order, as without shared prompts."""
     query_ends: Tensor
     """Cumulative numbers of queries from 0, int32; `key_ends` likewise."""
     key_ends: Tensor
     most_queries: int
     most_keys: int
-    place_T: Tensor
-    """For each row, its place in `queries_T`."""
 
     @classmethod
     def of(cls, asks: Sequence[Ask], device: torch.device) -> "VarlenLayout":
-        queries_T = torch.tensor([row for ask in asks for row in ask.queries], device=device)
         num_queries, num_keys = [len(ask.queries) for ask in asks], [len(ask.keys) for ask in asks]
+        keys = [row for ask in asks for row in ask.keys]
+        in_order = keys == list(range(len(keys)))
         return cls(
-            queries_T=queries_T,
-            keys_F=torch.tensor([row for ask in asks for row in ask.keys], device=device),
-            query_ends=torch.tensor([0, *num_queries], device=device).cumsum(0, dtype=torch.int32),
-            key_ends=torch.tensor([0, *num_keys], device=device).cumsum(0, dtype=torch.int32),
+            keys_F=None if in_order else torch.tensor(keys, device=device),
+            query_ends=torch.tensor([0, *accumulate(num_queries)], dtype=torch.int32, device=device),
+            key_ends=torch.tensor([0, *accumulate(num_keys)], dtype=torch.int32, device=device),
             most_queries=max(num_queries),
             most_keys=max(num_keys),
-            place_T=queries_T.argsort(),
         )
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest sequence."""
+        return self.most_keys
 
     def attend(self, query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, scale: float) -> Tensor:
         """Attention output [T, H, E]."""
-        attended = causal_varlen_attention(
-            query_THE.index_select(0, self.queries_T),
-            key_TGE.index_select(0, self.keys_F),
-            value_TGE.index_select(0, self.keys_F),
+        if self.keys_F is not None:
+            key_TGE, value_TGE = (part.index_select(0, self.keys_F) for part in (key_TGE, value_TGE))
+        return causal_varlen_attention(
+            query_THE,
+            key_TGE,
+            value_TGE,
             ends=(self.query_ends, self.key_ends),
             most=(self.most_queries, self.most_keys),
             scale=scale,
         )
-        return attended.index_select(0, self.place_T)
 
 
 Layout = BucketedLayout | VarlenLayout
 
 
 def make_layout(asks: Sequence[Ask], device: torch.device, dtype: torch.dtype) -> Layout:
-    """The layout for the fastest kernel that the device has for the dtype; every row queries in exactly one ask."""
+    """The layout for the fastest kernel that the device has for the dtype."""
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         return VarlenLayout.of(asks, device)
     return BucketedLayout.of(asks, device)
@@ -155,43 +164,54 @@ def make_layout(asks: Sequence[Ask], device: torch.device, dtype: torch.dtype) -
 
 @dataclass
 class PackedParams(PackedSeqParams):
-    """Megatron's parameters of a packed batch, with our layout: the one object that it hands through to attention."""
+    """Megatron's parameters of a packed batch, with ours: the one object that it hands through to attention."""
 
     layout: Layout | None = None
-
-    @classmethod
-    def of(cls, layout: Layout, num_rows: int, device: torch.device) -> "PackedParams":
-        # One span over all rows: the rotary embedding then takes the frequencies we pass row by row.
-        ends = torch.tensor([0, num_rows], dtype=torch.int32, device=device)
-        return cls(
-            qkv_format="thd",
-            cu_seqlens_q=ends,
-            cu_seqlens_kv=ends,
-            max_seqlen_q=num_rows,
-            max_seqlen_kv=num_rows,
-            layout=layout,
-        )
+    cos_TE: Tensor | None = None
+    sin_TE: Tensor | None = None
+    """Rotary embedding of each row's position."""
 
 
-class PackedAttention(MegatronModule):
-    """Megatron's core attention, by the layout in `packed_seq_params`."""
+class PackedSelfAttention(SelfAttention):
+    """Megatron's weights of self-attention over packed rows. Rows of the fused weight stand as [q | k | v].
 
-    def __init__(self, config, layer_number, attn_mask_type, attention_type, softmax_scale=None, **unused):
-        super().__init__(config=config)
-        self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
+    Megatron stores them by key head; three plain blocks cost no copy, here and in LoRA.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        head = self.hidden_size_per_attention_head
+        self.widths = [
+            count * head
+            for count in (
+                self.num_attention_heads_per_partition,
+                self.num_query_groups_per_partition,
+                self.num_query_groups_per_partition,
+            )
+        ]
+
+    def sort_rows(self) -> None:
+        """Bring loaded weights into the order that `forward` expects. To be called once."""
+        by_group = [width // self.num_query_groups_per_partition for width in self.widths]
+        for parameter in self.linear_qkv.parameters():
+            groups = parameter.data.unflatten(0, (self.num_query_groups_per_partition, -1)).split(by_group, 1)
+            parameter.data = torch.cat([part.flatten(0, 1) for part in groups])
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: None,
-        *,
-        packed_seq_params: PackedParams,
-        **unused,
-    ) -> Tensor:
-        layout: Any = packed_seq_params.layout
-        return layout.attend(query, key, value, self.scale).flatten(1)
+        self, hidden_states: Tensor, attention_mask: None, *, packed_seq_params: PackedParams, **unused: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        params: Any = packed_seq_params
+        fused, _ = self.linear_qkv(hidden_states)
+        head = self.hidden_size_per_attention_head
+        query, key, value = (part.unflatten(1, (-1, head)) for part in fused[:, 0].split(self.widths, 1))
+        query, key = (
+            norm_and_rotate(
+                part, getattr(norm, "weight", None), self.config.layernorm_epsilon, params.cos_TE, params.sin_TE
+            )
+            for part, norm in ((query, self.q_layernorm), (key, self.k_layernorm))
+        )
+        attended_THE = params.layout.attend(query, key, value, 1 / math.sqrt(head))
+        return self.linear_proj(attended_THE.flatten(1)[:, None])
 
 
 def _gather(values_THE: Tensor, rows_BL: Tensor) -> Tensor:

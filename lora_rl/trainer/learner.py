@@ -75,6 +75,8 @@ class Learner:
                 with torch.set_grad_enabled(learning):
                     self._run(micro_batch, batches, sums, number)
                 num_rows += len(micro_batch.tokens_T)
+        for job in jobs:
+            self._bank.take_gradients(job.slot)
         return {job.slot: _metrics(job, sums[job.slot]) | {"train/packed_rows": float(num_rows)} for job in jobs}
 
     def _prepare(self, job: Job) -> _Batch:
@@ -137,6 +139,7 @@ class Learner:
             micro_batch.targets_N,
             torch.tensor(temperatures, device=self._model.device),
             self._model.tp_group,
+            entropy_gradient=any(job.algorithm.entropy_coefficient > 0 for job in jobs.values()),
         )
 
     def _terms(self, micro_batch: MicroBatch, batch: _Batch, logp_N: Tensor, entropy_N: Tensor) -> TokenTerms:

@@ -9,65 +9,100 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lora_rl.trainer.pointwise import fused_on_cuda
+
 CHUNK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 28}
-"""float32 logits that live at a time, and as many exponentials: what a cache holds; what keeps a GPU busy (1 GiB)."""
+"""Logits that live at a time, in the model's type: what a cache holds; what keeps a GPU busy (512 MiB)."""
 
 
 def token_logprobs(
-    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, temperature_N: Tensor, tp_group: Any
+    hidden_ND: Tensor,
+    head_VD: Tensor,
+    targets_N: Tensor,
+    temperature_N: Tensor,
+    tp_group: Any,
+    *,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability [N] of each target and entropy [N] of its distribution, in float32, at each row's temperature.
 
-    `head_VD` is this rank's rows of the frozen output projection. Both results carry gradient to `hidden_ND`; the
-    logits are computed again in the backward pass.
+    `head_VD` is this rank's rows of the frozen output projection. The log-probability carries gradient to `hidden_ND`,
+    and with `entropy_gradient` the entropy does: it costs another product with the head.
     """
-    return _TokenLogprobs.apply(hidden_ND, head_VD, targets_N, temperature_N, tp_group)
+    return _TokenLogprobs.apply(hidden_ND, head_VD, targets_N, temperature_N, tp_group, entropy_gradient)
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, temperature_N: Tensor, group: Any
-    ) -> tuple[Tensor, Tensor]:
-        logp, entropy, log_z = [], [], []
-        for rows in _chunks(hidden_ND, head_VD):
-            shifted_CV = _logits(hidden_ND[rows], head_VD, temperature_N[rows])
-            highest_C = _reduce(shifted_CV.amax(1), group, dist.ReduceOp.MAX)
-            shifted_CV -= highest_C[:, None]
-            taken_C = _take(shifted_CV, targets_N[rows], group)
-            exp_CV = shifted_CV.exp()
-            sum_C, taken_C, weighted_C = _reduce(
-                torch.stack([exp_CV.sum(1), taken_C, exp_CV.mul_(shifted_CV).sum(1)]), group, dist.ReduceOp.SUM
-            )
-            log_sum_C = sum_C.log()
-            logp.append(taken_C - log_sum_C)
-            entropy.append(log_sum_C - weighted_C / sum_C)
-            log_z.append(highest_C + log_sum_C)
-        logp_N, entropy_N, log_z_N = torch.cat(logp), torch.cat(entropy), torch.cat(log_z)
-        ctx.save_for_backward(hidden_ND, head_VD, targets_N, temperature_N, entropy_N, log_z_N)
-        ctx.group = group
-        ctx.set_materialize_grads(False)
-        return logp_N, entropy_N
+    """The slope of each row's result, [N, D], is worked out while its logits are there: they are computed once."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None, None]:
-        hidden_ND, head_VD, targets_N, temperature_N, entropy_N, log_z_N = ctx.saved_tensors
-        grad_logp_N, grad_entropy_N = (torch.zeros_like(entropy_N) if grad is None else grad for grad in grads)
-        with_entropy = grads[1] is not None
-        parts = []
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        head_VD: Tensor,
+        targets_N: Tensor,
+        temperature_N: Tensor,
+        group: Any,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        logps, entropies, logp_slopes, entropy_slopes = [], [], [], []
         for rows in _chunks(hidden_ND, head_VD):
-            logp_CV = _logits(hidden_ND[rows], head_VD, temperature_N[rows]).sub_(log_z_N[rows, None])
-            grad_CV = logp_CV.exp()
-            if with_entropy:
-                # d entropy / d logit = -p (log p + entropy)
-                logp_CV.add_(entropy_N[rows, None]).mul_(grad_entropy_N[rows, None]).add_(grad_logp_N[rows, None])
-                grad_CV.mul_(logp_CV).neg_()
-            else:
-                grad_CV.mul_(-grad_logp_N[rows, None])
-            _add_at_target(grad_CV, targets_N[rows], grad_logp_N[rows], ctx.group)
-            grad_CV /= temperature_N[rows, None]
-            parts.append(grad_CV.to(head_VD.dtype) @ head_VD)
-        return _reduce(torch.cat(parts), ctx.group, dist.ReduceOp.SUM), None, None, None, None
+            targets_C, temperature_C = targets_N[rows], temperature_N[rows]
+            logits_CV = hidden_ND[rows] @ head_VD.T
+            highest_C = _reduce(logits_CV.amax(1) / temperature_C, group, dist.ReduceOp.MAX)
+            local_C, own_C = _local(targets_C, len(head_VD), group)
+            taken_C = logits_CV.gather(1, local_C[:, None])[:, 0] / temperature_C - highest_C
+            sums = (*_sums(logits_CV, temperature_C, highest_C), taken_C.where(own_C, 0))
+            sum_C, weighted_C, taken_C = _reduce(torch.stack(sums), group, dist.ReduceOp.SUM)
+            log_sum_C = sum_C.log()
+            log_z_C, logp_C, entropy_C = highest_C + log_sum_C, taken_C - log_sum_C, log_sum_C - weighted_C / sum_C
+            logps.append(logp_C)
+            entropies.append(entropy_C)
+            if ctx.needs_input_grad[0]:
+                slope_CV = _logp_slope(logits_CV, temperature_C, log_z_C)
+                # At the target it is 1 - p: a small difference that must not be rounded twice.
+                at_target_C = ((1 - logp_C.exp()) / temperature_C).to(slope_CV.dtype)
+                own_C, local_C = own_C[:, None], local_C[:, None]
+                slope_CV.scatter_(1, local_C, at_target_C[:, None].where(own_C, slope_CV.gather(1, local_C)))
+                logp_slopes.append(slope_CV @ head_VD)
+                if entropy_gradient:
+                    entropy_slopes.append(_entropy_slope(logits_CV, temperature_C, log_z_C, entropy_C) @ head_VD)
+        slopes = [
+            _reduce(torch.cat(parts), group, dist.ReduceOp.SUM) for parts in (logp_slopes, entropy_slopes) if parts
+        ]
+        ctx.save_for_backward(*slopes)
+        return torch.cat(logps), torch.cat(entropies)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        slopes_ND = ctx.saved_tensors
+        grad_ND = slopes_ND[0] * grads[0][:, None]
+        for slope_ND in slopes_ND[1:]:
+            grad_ND += slope_ND * grads[1][:, None]
+        return grad_ND.to(slopes_ND[0].dtype), None, None, None, None, None
+
+
+@fused_on_cuda
+def _sums(logits_CV: Tensor, temperature_C: Tensor, highest_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over the vocabulary of exp(x) and of x exp(x), where x is the logit above the highest."""
+    shifted_CV = (logits_CV / temperature_C[:, None]).sub_(highest_C[:, None])
+    exp_CV = shifted_CV.exp()
+    return exp_CV.sum(1), exp_CV.mul_(shifted_CV).sum(1)
+
+
+@fused_on_cuda
+def _logp_slope(logits_CV: Tensor, temperature_C: Tensor, log_z_C: Tensor) -> Tensor:
+    """d log p(target) / d logit = -p / temperature, but for the target."""
+    p_CV = (logits_CV / temperature_C[:, None]).sub_(log_z_C[:, None]).exp_()
+    return p_CV.div_(-temperature_C[:, None]).to(logits_CV.dtype)
+
+
+@fused_on_cuda
+def _entropy_slope(logits_CV: Tensor, temperature_C: Tensor, log_z_C: Tensor, entropy_C: Tensor) -> Tensor:
+    """d entropy / d logit = -p (log p + entropy) / temperature."""
+    logp_CV = (logits_CV / temperature_C[:, None]).sub_(log_z_C[:, None])
+    slope_CV = logp_CV.exp().mul_(logp_CV.add_(entropy_C[:, None]))
+    return slope_CV.div_(-temperature_C[:, None]).to(logits_CV.dtype)
 
 
 def _chunks(hidden_ND: Tensor, head_VD: Tensor) -> list[slice]:
@@ -75,26 +110,11 @@ def _chunks(hidden_ND: Tensor, head_VD: Tensor) -> list[slice]:
     return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
 
-def _logits(hidden_CD: Tensor, head_VD: Tensor, temperature_C: Tensor) -> Tensor:
-    return (hidden_CD @ head_VD.T).float().div_(temperature_C[:, None])
-
-
 def _local(targets_C: Tensor, vocab: int, group: Any) -> tuple[Tensor, Tensor]:
     """Targets within this rank's share of the vocabulary (0 for others'), and which they are."""
     local_C = targets_C - group.rank() * vocab
     own_C = (local_C >= 0) & (local_C < vocab)
     return local_C.where(own_C, 0), own_C
-
-
-def _take(values_CV: Tensor, targets_C: Tensor, group: Any) -> Tensor:
-    """The target's value [C], 0 where another rank has it."""
-    local_C, own_C = _local(targets_C, values_CV.shape[1], group)
-    return values_CV.gather(1, local_C[:, None])[:, 0].where(own_C, 0)
-
-
-def _add_at_target(values_CV: Tensor, targets_C: Tensor, added_C: Tensor, group: Any) -> None:
-    local_C, own_C = _local(targets_C, values_CV.shape[1], group)
-    values_CV.scatter_add_(1, local_C[:, None], added_C.where(own_C, 0)[:, None])
 
 
 def _reduce(values: Tensor, group: Any, op: Any) -> Tensor:

@@ -1,7 +1,6 @@
-"""Low-rank products of packed rows that belong to different adapters.
+"""Matrix products of packed rows that belong to different adapters.
 
-T packed rows, sorted by slot; P projections fused in one layer; R the largest rank among the spans, r one span's own;
-K input and N output width.
+T packed rows, sorted by slot; K input and N output width of a product.
 """
 
 import hashlib
@@ -12,9 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-GROUPED_RANK_STEP = 8
-"""`torch._grouped_mm` wants strides that are multiples of 16 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,37 +28,30 @@ class Span:
         return slice(self.start, self.stop)
 
 
-def project_down(x_TK: Tensor, spans: Sequence[Span], weights: Sequence[Tensor]) -> Tensor:
-    """Each span's rows times its own A [P, r, K] for all its projections: [T, P, R], zeros beyond a span's own rank."""
-    rank = max(weight.shape[1] for weight in weights)
-    if not _grouped(x_TK, spans):
-        outputs = [
-            (x_TK[span.rows] @ weight_PrK.flatten(0, 1).T).unflatten(1, weight_PrK.shape[:2])
-            for span, weight_PrK in zip(spans, weights, strict=True)
-        ]
-        return torch.cat([pad_last(output_tPr, rank) for output_tPr in outputs])
-    rank = -(-rank // GROUPED_RANK_STEP) * GROUPED_RANK_STEP
-    stacked_SNK = torch.stack([F.pad(weight, (0, 0, 0, rank - weight.shape[1])).flatten(0, 1) for weight in weights])
-    return _grouped_mm(x_TK, stacked_SNK, spans).unflatten(1, (-1, rank))
-
-
-def project_up(down_TR: Tensor, spans: Sequence[Span], weights: Sequence[Tensor]) -> Tensor:
-    """Each span's rows times its own B [N, r] of one projection: [T, N]."""
-    if not _grouped(down_TR, spans):
-        return torch.cat(
-            [
-                down_TR[span.rows, : weight_Nr.shape[1]] @ weight_Nr.T
-                for span, weight_Nr in zip(spans, weights, strict=True)
-            ]
+def project(x_TK: Tensor, weights: Sequence[Tensor | None], spans: Sequence[Span]) -> Tensor:
+    """Each span's rows times its own weight [K, N] of any width: [T, widest N], with zeros where a span has none."""
+    present = [weight for weight in weights if weight is not None]
+    if len(present) == len(spans) == 1:
+        return x_TK @ present[0]
+    width = max(weight.shape[1] for weight in present)
+    if _grouped(x_TK):
+        nothing = present[0].new_zeros(x_TK.shape[1], width)
+        stacked_SKN = torch.stack(
+            [nothing if weight is None else F.pad(weight, (0, width - weight.shape[1])) for weight in weights]
         )
-    stacked_SNR = torch.stack([pad_last(weight, down_TR.shape[1]) for weight in weights])
-    return _grouped_mm(down_TR, stacked_SNR, spans)
+        return _grouped_mm(x_TK, stacked_SKN, spans)
+    out_TN = x_TK.new_zeros(len(x_TK), width)
+    for span, weight in zip(spans, weights, strict=True):
+        if weight is not None:
+            out_TN[span.rows, : weight.shape[1]] = x_TK[span.rows] @ weight
+    return out_TN
 
 
-def pad_last(values: Tensor, size: int) -> Tensor:
-    """`values` with zeros after its last dimension, up to `size`."""
-    missing = size - values.shape[-1]
-    return F.pad(values, (0, missing)) if missing else values
+def outer(y_TN: Tensor, x_TK: Tensor, spans: Sequence[Span]) -> Sequence[Tensor]:
+    """The product [N, K] of each span's rows of `y_TN` and `x_TK`."""
+    if len(spans) > 1 and _grouped(x_TK):
+        return _grouped_mm(y_TN.T, x_TK, spans).unbind()
+    return [y_TN[span.rows].T @ x_TK[span.rows] for span in spans]
 
 
 def seeded_generator(text: str, device: torch.device) -> torch.Generator:
@@ -71,12 +60,12 @@ def seeded_generator(text: str, device: torch.device) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
-def _grouped(x: Tensor, spans: Sequence[Span]) -> bool:
+def _grouped(x: Tensor) -> bool:
     # The grouped kernel exists for CUDA bf16; elsewhere a loop over spans costs nothing beside the products.
-    return x.is_cuda and x.dtype == torch.bfloat16 and len(spans) > 1
+    return x.is_cuda and x.dtype == torch.bfloat16
 
 
-def _grouped_mm(x_TK: Tensor, weights_SNK: Tensor, spans: Sequence[Span]) -> Tensor:
-    ends = torch.tensor([span.stop for span in spans], dtype=torch.int32, device=x_TK.device)
+def _grouped_mm(left: Tensor, right: Tensor, spans: Sequence[Span]) -> Tensor:
+    ends = torch.tensor([span.stop for span in spans], dtype=torch.int32, device=left.device)
     grouped_mm: Any = torch._grouped_mm  # pyright: ignore[reportPrivateImportUsage]
-    return grouped_mm(x_TK.contiguous(), weights_SNK.transpose(-2, -1), ends)
+    return grouped_mm(left, right, ends)

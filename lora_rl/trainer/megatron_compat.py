@@ -123,7 +123,9 @@ with quiet(), _missing_packages_stood_in():
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.tensor_parallel import mappings
-    from megatron.core.transformer.module import MegatronModule
+    from megatron.core.transformer.attention import SelfAttention
+    from megatron.core.transformer.identity_op import IdentityOp
+    from megatron.core.transformer.mlp import MLP
 
 # Their own __version__ ends in the commit of whatever repository is the working directory.
 VERSIONS = {name: importlib.metadata.version(name) for name in ("torch", "megatron-core", "megatron-bridge")}
@@ -214,11 +216,13 @@ def leave_distributed() -> None:
 
 
 __all__ = [
+    "MLP",
     "VERSIONS",
     "AutoBridge",
     "GPTModel",
-    "MegatronModule",
+    "IdentityOp",
     "PackedSeqParams",
+    "SelfAttention",
     "causal_varlen_attention",
     "get_gpt_layer_local_spec",
     "init_distributed",

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,17 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from lora_rl.config import TrainerConfig
 from lora_rl.errors import TrainerError
-from lora_rl.trainer.attention import Layout, PackedAttention, PackedParams
-from lora_rl.trainer.megatron_compat import AutoBridge, GPTModel, get_gpt_layer_local_spec, parallel_state, quiet
+from lora_rl.trainer.attention import Layout, PackedParams, PackedSelfAttention
+from lora_rl.trainer.megatron_compat import (
+    MLP,
+    AutoBridge,
+    GPTModel,
+    IdentityOp,
+    get_gpt_layer_local_spec,
+    parallel_state,
+    quiet,
+)
+from lora_rl.trainer.pointwise import swiglu
 from lora_rl.trainer.topology import topology_faults
 
 FAMILIES = {
@@ -75,13 +85,16 @@ class FrozenModel:
 
     def hidden_TD(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         """The last layer's normed output [T, D]; row t stands at `positions_T[t]` of its sequence."""
-        packed = PackedParams.of(layout, len(tokens_T), self.device)
         embedded = self.gpt.embedding(input_ids=tokens_T[None], position_ids=positions_T[None])
         rotary: Any = self.gpt.rotary_pos_emb
-        frequencies = rotary.get_emb(int(positions_T.max()) + 1).index_select(0, positions_T)
-        hidden = self.gpt.decoder(
-            hidden_states=embedded, attention_mask=None, rotary_pos_emb=frequencies, packed_seq_params=packed
+        angles_TE = rotary.get_emb(layout.longest)[:, 0, 0].index_select(0, positions_T)
+        packed = PackedParams(
+            qkv_format="thd",
+            layout=layout,
+            cos_TE=angles_TE.cos().to(self.dtype),
+            sin_TE=angles_TE.sin().to(self.dtype),
         )
+        hidden = self.gpt.decoder(hidden_states=embedded, attention_mask=None, packed_seq_params=packed)
         return hidden[:, 0]
 
 
@@ -112,8 +125,11 @@ def build_model(
         )
         _load_weights(path, bridge, gpt, torch_dtype)
     gpt.to(device).train()
+    layers: Any = gpt.decoder.layers
+    for layer in layers:
+        layer.self_attention.sort_rows()
     if trainer.recompute:
-        for layer in gpt.decoder.layers:
+        for layer in layers:
             layer.forward = _recomputed(layer.forward)
     return FrozenModel(
         gpt=gpt,
@@ -184,8 +200,20 @@ def _settings(dtype: torch.dtype, trainer: TrainerConfig, *, on_cpu: bool) -> di
 
 def _layer_spec(config: Any) -> Any:
     spec: Any = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
-    spec.submodules.self_attention.submodules.core_attention = PackedAttention
+    attention, mlp = spec.submodules.self_attention, spec.submodules.mlp
+    attention.module, attention.submodules.core_attention = PackedSelfAttention, IdentityOp
+    spec.submodules.mlp = partial(SwigluMlp.as_mlp_submodule, submodules=mlp.keywords["submodules"])
     return spec
+
+
+class SwigluMlp(MLP):
+    """Megatron's feed-forward block with our one kernel between its two products."""
+
+    def forward(self, hidden_states: Tensor, **unused: Any) -> tuple[Tensor, Tensor | None]:
+        up: Any = self.linear_fc1
+        down: Any = self.linear_fc2
+        gate_up, _ = up(hidden_states)
+        return down(swiglu(gate_up))
 
 
 def _expected(hf_config: PreTrainedConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lora_rl.trainer.adapter import Lora
 from lora_rl.trainer.lora_rows import Span, seeded_generator
 from lora_rl.trainer.model import FrozenModel
-from lora_rl.trainer.slot_lora import Fused, LoraPair, SlotLoraLinear
+from lora_rl.trainer.slot_lora import Fused, SlotLoraLinear, SlotWeights
 
 LAYERS = {
     "self_attention.linear_qkv": ("self_attn", ("q_proj", "k_proj", "v_proj")),
@@ -27,6 +27,11 @@ LAYERS = {
 """Megatron's linear layers, and the Hugging Face block and projections that each holds."""
 
 ROW_PARALLEL = ("self_attention.linear_proj", "mlp.linear_fc2")
+
+
+# One launch for the tensors of all layers; torch does not list them as public.
+_foreach_mul: Any = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
+_foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +52,7 @@ class SlotBank:
         self._model = model
         self._spans: list[Span] = []
         self._layers: dict[str, SlotLoraLinear] = {}
+        self._slots: dict[int, tuple[Lora, list[SlotParameter]]] = {}
         for index, layer in enumerate(model.gpt.decoder.layers):
             for name, (block, projections) in LAYERS.items():
                 parent, _, attribute = name.partition(".")
@@ -100,25 +106,56 @@ class SlotBank:
         `weights` are whole.
         """
         self.clear(slot)
-        parameters = []
+        parameters = {}
         for module in lora.modules:
-            layer = self._layers[module]
-            a, b = (
-                self._parameter(f"{module}.lora_{letter}.weight", weights, split_dim)
-                for letter, split_dim in (
-                    ("A", 1 if layer.fused.row_parallel else None),
-                    ("B", None if layer.fused.row_parallel else 0),
-                )
-            )
-            pair = LoraPair(a=a.value, b=b.value, rank=lora.rank, scaling=lora.scaling, dropout=lora.dropout)
-            layer.pairs.setdefault(slot, {})[module] = pair
-            parameters += [a, b]
-        return parameters
+            row_parallel = self._layers[module].fused.row_parallel
+            for name, split_dim in (
+                (lora.name_of_a(module), 1 if row_parallel else None),
+                (lora.name_of_b(module), None if row_parallel else 0),
+            ):
+                if name not in parameters:
+                    parameters[name] = self._parameter(name, weights, split_dim)
+        masters = {name: parameter.value for name, parameter in parameters.items()}
+        for layer in dict.fromkeys(self._layers[module] for module in lora.modules):
+            layer.slots[slot] = SlotWeights.of(layer.fused, lora, masters, self._model.dtype)
+        self._slots[slot] = lora, list(parameters.values())
+        self.refresh(slot)
+        return self._slots[slot][1]
+
+    @torch.no_grad()
+    def refresh(self, slot: int) -> None:
+        """Bring the slot's parameters, after a change, to where they are multiplied."""
+        lora, _ = self._slots[slot]
+        layers = self._layers_of(slot)
+        a_blocks = [(weights.a_QK, block) for weights in layers for block in weights.a_blocks]
+        b_blocks = [(weights.b_NQ, block) for weights in layers for block in weights.b_blocks]
+        scaled = _foreach_mul([block.master for _, block in b_blocks], lora.scaling)
+        _foreach_copy_(
+            [into[block.rows, block.columns] for into, block in a_blocks + b_blocks],
+            [block.master for _, block in a_blocks] + list(scaled),
+        )
+
+    @torch.no_grad()
+    def take_gradients(self, slot: int) -> None:
+        """Add what backward passes have left of the slot to its parameters' gradients. All ranks must call it."""
+        lora, parameters = self._slots[slot]
+        gradients = {}
+        for weights in self._layers_of(slot):
+            if weights.a_grad_QK is None or weights.b_grad_NQ is None:
+                continue
+            gradients |= {block.master: weights.a_grad_QK[block.rows] for block in weights.a_blocks}
+            b_grad_NQ = weights.b_grad_NQ.mul_(lora.scaling)
+            gradients |= {block.master: b_grad_NQ[block.rows, block.columns].contiguous() for block in weights.b_blocks}
+            weights.a_grad_QK = weights.b_grad_NQ = None
+        self._sum_parts([gradients[p.value] for p in parameters if p.split_dim is None and p.value in gradients])
+        for master, gradient in gradients.items():
+            master.grad = gradient if master.grad is None else master.grad + gradient
 
     def clear(self, slot: int) -> None:
         """Leave nothing of the slot's adapter."""
+        self._slots.pop(slot, None)
         for layer in self._layers.values():
-            layer.pairs.pop(slot, None)
+            layer.slots.pop(slot, None)
 
     @contextmanager
     def routed(self, spans: tuple[Span, ...]) -> Iterator[None]:
@@ -146,6 +183,18 @@ class SlotBank:
         dist.all_gather(shares, share.detach().contiguous(), group=self._model.tp_group)
         return torch.cat(shares, split_dim).cpu()
 
+    def _layers_of(self, slot: int) -> list[SlotWeights]:
+        return [layer.slots[slot] for layer in dict.fromkeys(self._layers.values()) if slot in layer.slots]
+
+    def _sum_parts(self, gradients: list[Tensor]) -> None:
+        """Sum, over the tensor-parallel group, gradients of what every rank holds whole."""
+        if self._model.tp == 1 or not gradients:
+            return
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat, group=self._model.tp_group)
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        _foreach_copy_(gradients, [part.view_as(whole) for whole, part in zip(gradients, parts, strict=True)])
+
     def _parameter(self, name: str, weights: Mapping[str, Tensor], split_dim: int | None) -> SlotParameter:
         share = self.share(weights[name], split_dim).to(self._model.device, torch.float32, copy=True)
         return SlotParameter(name=name, value=nn.Parameter(share.contiguous()), split_dim=split_dim)
@@ -153,12 +202,9 @@ class SlotBank:
     def _fused(self, name: str, modules: tuple[str, ...]) -> Fused:
         row_parallel = name in ROW_PARALLEL
         share = 1 if row_parallel else self._model.tp
-        config: Any = self._model.gpt.config
-        num_groups = config.num_query_groups // share if name.endswith("linear_qkv") else 1
         return Fused(
             modules_P=modules,
             widths_P=tuple(self.shape(module)[1] // share for module in modules),
-            num_groups=num_groups,
             row_parallel=row_parallel,
             group=self._model.tp_group,
         )

@@ -1,31 +1,88 @@
 """LoRA for many adapters (slots) in one packed batch: a frozen layer and, on each slot's rows, that slot's own A and B.
 
-There is one A and one B per Hugging Face projection, as in PEFT, in float32: these are the master weights. Under
-tensor parallelism a column-parallel base has A whole and B split on its rows, a row-parallel base has A split on its
-columns and B whole, so that only [T, P, R] numbers cross the group and every gradient comes out right without a
-further reduction. Axes as in `lora_rows`.
+A layer of Megatron's holds P projections of Hugging Face's side by side. Their A's stand one below the other in one
+matrix [Q, K], and their B's in one block-diagonal [N, Q], so that a slot costs two thin products a layer whatever P is;
+with an A that all projections share, Q is the rank and B is full. The float32 parameters are the masters; products use
+copies in the model's type, and leave float32 gradients beside them.
+
+Under tensor parallelism a column-parallel base has A whole and B split on its rows, a row-parallel base has A split on
+its columns and B whole; the base's own reduction serves both. A gradient of what is whole is this rank's part of it:
+the parts are summed once a step (`gradients`).
+
+T packed rows, K input and N output width on this rank, Q rows of all A's.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lora_rl.trainer.lora_rows import Span, pad_last, project_down, project_up, seeded_generator
+from lora_rl.trainer.adapter import Lora
+from lora_rl.trainer.lora_rows import Span, outer, project, seeded_generator
 from lora_rl.trainer.megatron_compat import mappings
+
+ROW_STEP = 8
+"""Q is a multiple of this: grouped products want strides of 16 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraPair:
-    """A [R, K] and B [N, R] of one projection and slot, this rank's parts, in float32."""
+class Block:
+    """Where a master A or B stands in its layer's matrix, this rank's part."""
 
-    a: nn.Parameter
-    b: nn.Parameter
-    rank: int
-    scaling: float
-    """Factor on B·A·x."""
+    name: str
+    """Of its projection; of the fused layer for an A that the layer's projections share."""
+    master: nn.Parameter
+    rows: slice
+    columns: slice = field(default_factory=lambda: slice(None))
+
+
+@dataclass(kw_only=True)
+class SlotWeights:
+    """One slot's A and B in one layer: copies to multiply by, and their gradients."""
+
+    a_blocks: Sequence[Block]
+    b_blocks: Sequence[Block]
+    a_QK: Tensor
+    b_NQ: Tensor
+    """Scaled."""
     dropout: float
+    a_grad_QK: Tensor | None = field(default=None, init=False)
+    b_grad_NQ: Tensor | None = field(default=None, init=False)
+    """Of the scaled B."""
+
+    @classmethod
+    def of(cls, fused: "Fused", lora: Lora, masters: Mapping[str, nn.Parameter], dtype: torch.dtype) -> "SlotWeights":
+        """For those projections of the layer that the adapter covers; `masters` holds their A's and B's by name."""
+        modules = [module for module in fused.modules_P if lora.name_of_b(module) in masters]
+        places = {name: place for place, name in enumerate(dict.fromkeys(map(lora.name_of_a, modules)))}
+        rows = {name: slice(place * lora.rank, (place + 1) * lora.rank) for name, place in places.items()}
+        width = -(-len(places) * lora.rank // ROW_STEP) * ROW_STEP
+        first_a = masters[lora.name_of_a(modules[0])]
+        return cls(
+            a_blocks=[Block(name=name, master=masters[name], rows=rows[name]) for name in places],
+            b_blocks=[
+                Block(
+                    name=lora.name_of_b(module),
+                    master=masters[lora.name_of_b(module)],
+                    rows=fused.rows(module),
+                    columns=rows[lora.name_of_a(module)],
+                )
+                for module in modules
+            ],
+            a_QK=first_a.new_zeros(width, first_a.shape[1], dtype=dtype),
+            b_NQ=first_a.new_zeros(sum(fused.widths_P), width, dtype=dtype),
+            dropout=lora.dropout,
+        )
+
+    def add_gradient(self, a_grad_QK: Tensor, b_grad_NQ: Tensor) -> None:
+        if self.a_grad_QK is None or self.b_grad_NQ is None:
+            self.a_grad_QK, self.b_grad_NQ = a_grad_QK.float(), b_grad_NQ.float()
+        else:
+            self.a_grad_QK += a_grad_QK
+            self.b_grad_NQ += b_grad_NQ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +90,19 @@ class Fused:
     """What a Megatron linear layer holds, on this rank."""
 
     modules_P: tuple[str, ...]
-    """Full Hugging Face names of its projections."""
+    """Full Hugging Face names of its projections, in the order of the weight's rows."""
     widths_P: tuple[int, ...]
     """Output width of each."""
-    num_groups: int
-    """The output is this many equal groups of [projection 0 | projection 1 | ...]."""
     row_parallel: bool
     """Split on the input, not on the output."""
     group: Any
     """The tensor-parallel process group."""
+
+    def rows(self, module: str) -> slice:
+        """The projection's rows of the weight."""
+        place = self.modules_P.index(module)
+        start = sum(self.widths_P[:place])
+        return slice(start, start + self.widths_P[place])
 
 
 class SlotLoraLinear(nn.Module):
@@ -52,69 +113,98 @@ class SlotLoraLinear(nn.Module):
         super().__init__()
         self.base = base
         self.fused = fused
-        self.pairs: dict[int, dict[str, LoraPair]] = {}
-        """By slot, then by projection; a projection that the slot's adapter leaves out is missing."""
+        self.slots: dict[int, SlotWeights] = {}
+        """A slot whose adapter leaves this layer out is missing."""
         self._spans = spans
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        out, bias = self.base(x)
-        if not any(self.pairs.get(span.slot) for span in self._spans):
-            return out, bias
-        return out + self._delta_TN(x.flatten(0, -2)).view_as(out), bias
-
-    def _delta_TN(self, x_TK: Tensor) -> Tensor:
-        spans = self._spans
-        if any(span.dropout_seed is not None for span in spans):
-            down_TPR = self._down_with_dropout(x_TK)
-        else:
-            down_TPR = project_down(x_TK, spans, [self._a_PrK(span.slot, x_TK) for span in spans])
+        spans = tuple(self._spans)
+        weights = [self.slots.get(span.slot) for span in spans]
+        lead = next((slot.a_blocks[0].master for slot in weights if slot is not None), None)
+        if lead is None:
+            return self.base(x)
+        if not self.fused.row_parallel:
+            x = mappings.copy_to_tensor_model_parallel_region(x, self.fused.group)
+        base: Any = self.base
+        share = (self.fused.group.rank(), self.fused.group.size()) if self.fused.row_parallel else (0, 1)
+        out_TN = _SlotLinear.apply(x.flatten(0, -2), base.weight, base.bias, lead, spans, weights, share)
+        out = out_TN.unflatten(0, x.shape[:-1])
         if self.fused.row_parallel:
-            down_TPR = mappings.reduce_from_tensor_model_parallel_region(down_TPR, self.fused.group)
-        else:
-            down_TPR = mappings.copy_to_tensor_model_parallel_region(down_TPR, self.fused.group)
-        parts = [
-            project_up(down_TPR[:, part], spans, [self._scaled_b_Nr(span.slot, part, x_TK) for span in spans])
-            for part in range(len(self.fused.modules_P))
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat([part_TN.unflatten(1, (self.fused.num_groups, -1)) for part_TN in parts], dim=2).flatten(1)
+            out = mappings.reduce_from_tensor_model_parallel_region(out, self.fused.group)
+        return out, None
 
-    def _rank(self, slot: int) -> int:
-        return max((pair.rank for pair in self.pairs.get(slot, {}).values()), default=0)
 
-    def _a_PrK(self, slot: int, like: Tensor) -> Tensor:
-        """A of all projections, zeros for those left out."""
-        pairs, left_out = self.pairs.get(slot, {}), like.new_zeros(self._rank(slot), like.shape[1])
-        return torch.stack(
-            [pairs[name].a.to(like.dtype) if name in pairs else left_out for name in self.fused.modules_P]
-        )
+class _SlotLinear(torch.autograd.Function):
+    """W·x + B·A·x, where each span's rows have their own A and B; their gradients go to the span's SlotWeights.
 
-    def _scaled_b_Nr(self, slot: int, part: int, like: Tensor) -> Tensor:
-        pair = self.pairs.get(slot, {}).get(self.fused.modules_P[part])
-        if pair is None:
-            return like.new_zeros(self.fused.widths_P[part], self._rank(slot))
-        return (pair.b * pair.scaling).to(like.dtype)
+    B's product is added into W's: an output of the layer's full width is neither written nor read again. `lead` is any
+    parameter that wants a gradient: it says that there is something to differentiate even where `x` is not.
+    """
 
-    def _down_with_dropout(self, x_TK: Tensor) -> Tensor:
-        """[T, P, R], each projection under a mask of its own, as in PEFT."""
-        rank = max(self._rank(span.slot) for span in self._spans)
-        outputs = []
-        for span in self._spans:
-            parts = [
-                self._dropped(x_TK[span.rows], span, name) @ a_rK.T
-                for name, a_rK in zip(self.fused.modules_P, self._a_PrK(span.slot, x_TK), strict=True)
-            ]
-            outputs.append(pad_last(torch.stack(parts, 1), rank))
-        return torch.cat(outputs)
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TK: Tensor,
+        weight_NK: Tensor,
+        bias_N: Tensor | None,
+        lead: Tensor,
+        spans: Sequence[Span],
+        weights: Sequence[SlotWeights | None],
+        noise_share: tuple[int, int],
+    ) -> Tensor:
+        out_TN = F.linear(x_TK, weight_NK, bias_N)
+        down_TQ = project(x_TK, [slot and slot.a_QK.T for slot in weights], spans)
+        for span, slot in _present(spans, weights):
+            for block, drop in _dropped(span, slot, noise_share):
+                down_TQ[span.rows, block.rows] = drop(x_TK[span.rows]) @ slot.a_QK[block.rows].T
+            out_TN[span.rows].addmm_(down_TQ[span.rows, : slot.b_NQ.shape[1]], slot.b_NQ.T)
+        ctx.save_for_backward(x_TK, weight_NK, down_TQ)
+        ctx.lora = spans, weights, noise_share
+        return out_TN
 
-    def _dropped(self, x: Tensor, span: Span, name: str) -> Tensor:
-        """`x` under a mask that follows from seed and projection alone: the same for any TP, and when recomputed."""
-        pair = self.pairs.get(span.slot, {}).get(name)
-        if pair is None or span.dropout_seed is None or pair.dropout == 0:
-            return x
-        generator = seeded_generator(f"{span.dropout_seed}/{name}", x.device)
-        num_shares = self.fused.group.size() if self.fused.row_parallel else 1
-        noise = torch.rand(x.shape[0], x.shape[1] * num_shares, generator=generator, device=x.device)
-        share = noise.chunk(num_shares, 1)[self.fused.group.rank() if self.fused.row_parallel else 0]
-        return x * (share >= pair.dropout) / (1 - pair.dropout)
+    @staticmethod
+    def backward(ctx: Any, grad_TN: Tensor) -> tuple[Tensor | None, None, None, None, None, None, None]:
+        x_TK, weight_NK, down_TQ = ctx.saved_tensors
+        spans, weights, noise_share = ctx.lora
+        grad_down_TQ = project(grad_TN, [slot and slot.b_NQ for slot in weights], spans)
+        a_grads, b_grads = outer(grad_down_TQ, x_TK, spans), outer(grad_TN, down_TQ, spans)
+        grad_x_TK = grad_TN @ weight_NK if ctx.needs_input_grad[0] else None
+        for (span, slot), a_grad_QK, b_grad_NQ in zip(zip(spans, weights, strict=True), a_grads, b_grads, strict=True):
+            if slot is None:
+                continue
+            grad_down_tQ = grad_down_TQ[span.rows, : len(slot.a_QK)]
+            dropped = _dropped(span, slot, noise_share)
+            for block, drop in dropped:
+                a_grad_QK[block.rows] = grad_down_tQ[:, block.rows].T @ drop(x_TK[span.rows])
+                if grad_x_TK is not None:
+                    grad_x_TK[span.rows] += drop(grad_down_tQ[:, block.rows] @ slot.a_QK[block.rows])
+            if grad_x_TK is not None and not dropped:
+                grad_x_TK[span.rows].addmm_(grad_down_tQ, slot.a_QK)
+            slot.add_gradient(a_grad_QK[: len(slot.a_QK)], b_grad_NQ[:, : len(slot.a_QK)])
+        return grad_x_TK, None, None, None, None, None, None
+
+
+def _present(spans: Sequence[Span], weights: Sequence[SlotWeights | None]) -> list[tuple[Span, SlotWeights]]:
+    return [(span, slot) for span, slot in zip(spans, weights, strict=True) if slot is not None]
+
+
+def _dropped(
+    span: Span, slot: SlotWeights, noise_share: tuple[int, int]
+) -> list[tuple[Block, Callable[[Tensor], Tensor]]]:
+    """Each A under dropout, and what drops its inputs: a mask of its own, as in PEFT. None without dropout.
+
+    Masks follow from the seed and the name alone: the same for any topology, and when computed again.
+    """
+    if span.dropout_seed is None or slot.dropout == 0:
+        return []
+    place, num_shares = noise_share
+
+    def dropping(name: str) -> Callable[[Tensor], Tensor]:
+        def drop(x: Tensor) -> Tensor:
+            generator = seeded_generator(f"{span.dropout_seed}/{name}", x.device)
+            noise = torch.rand(x.shape[0], x.shape[1] * num_shares, generator=generator, device=x.device)
+            return x * (noise.chunk(num_shares, 1)[place] >= slot.dropout) / (1 - slot.dropout)
+
+        return drop
+
+    return [(block, dropping(block.name)) for block in slot.a_blocks]

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from lora_rl.config import AdapterConfig
-from lora_rl.errors import ConfigError
 from lora_rl.trainer.adapter import Lora, frozen_tensors, lora_of
 from lora_rl.trainer.model import FrozenModel
 from lora_rl.trainer.slot_bank import SlotBank
@@ -47,8 +46,6 @@ class SlotTable:
 
     def admit(self, adapter: AdapterConfig, state: TrainState, digest: str) -> Tenant:
         """Put a state in the lowest free slot, or in the place of the adapter's own earlier state."""
-        if state.lora.shared_a:
-            raise ConfigError("adapter.type: 'lora' cannot be trained yet; use canonical_lora")
         self.evict(adapter.name)
         if not self._free:
             self.evict(next(iter(self._tenants)))

@@ -318,12 +318,16 @@ def test_an_adapter_that_cannot_be_is_refused(adapter, text, run):
         run.new(adapter)
 
 
-def test_shared_a_has_a_state_but_is_refused_in_a_slot(run):
+def test_a_shared_a_is_trained_and_saved(run):
     shared = ADAPTER.model_copy(update={"type": "lora"})
     start = run.new(shared)
-    assert "model.layers.0.self_attn.linear_qkv.lora_A.weight" in run.state(start).weights
-    with pytest.raises(ConfigError, match="use canonical_lora"):
-        run.step(start, run.samples(), shared)
+    reply = run.step(start, run.samples(), shared)
+    name = "model.layers.0.self_attn.q_proj.lora_B.weight"
+    assert reply.stepped
+    assert not torch.equal(run.state(start).weights[name], run.state(reply.state).weights[name])
+    second = run.state(run.step(reply.state, run.samples(1), shared).state).weights
+    name = "model.layers.0.self_attn.linear_qkv.lora_A.weight"
+    assert not torch.equal(run.state(start).weights[name], second[name])
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,9 @@ def _train(bank: SlotBank, learner: Learner, slots: list[int], steps: int = 5) -
     optimizers = {slot: _fresh_optimizer(bank, slot) for slot in slots}
     for _ in range(steps):
         learner.forward_backward([_job(slot, seed=slot) for slot in slots])
-        for optimizer in optimizers.values():
+        for slot, optimizer in optimizers.items():
             assert optimizer.step(12).stepped
+            bank.refresh(slot)
     return {slot: _weights(optimizer) for slot, optimizer in optimizers.items()}
 
 
@@ -116,6 +117,36 @@ def test_an_idle_slot_does_not_move(bank, make_learner):
     _train(bank, make_learner(), [0, 2], steps=2)
     assert all(parameter.value.grad is None for parameter in idle.parameters)
     assert _largest_gap(before, _weights(idle)) == EXACT
+
+
+def test_the_gradient_of_a_shared_a_is_the_sum_of_its_projections(bank, make_learner):
+    shared = replace(all_linear(bank, rank=3), shared_a=True)
+    weights = random_weights(bank, shared)
+    parameters = bank.fill(0, shared, weights)
+    make_learner().forward_backward([_job(0)])
+    ours = {parameter.name: parameter.value.grad for parameter in parameters}
+    plain = replace(shared, shared_a=False)
+    copied = {plain.name_of_a(module): weights[shared.name_of_a(module)] for module in plain.modules}
+    parameters = bank.fill(0, plain, copied | {name: weights[name] for name in map(plain.name_of_b, plain.modules)})
+    make_learner().forward_backward([_job(0)])
+    theirs = {parameter.name: parameter.value.grad for parameter in parameters}
+    summed = {}
+    for module in plain.modules:
+        name = shared.name_of_a(module)
+        summed[name] = summed.get(name, 0) + theirs[plain.name_of_a(module)]
+        summed[plain.name_of_b(module)] = theirs[plain.name_of_b(module)]
+    assert len(ours) < len(theirs)
+    assert _largest_gap(ours, summed) < PARITY
+
+
+def test_gradients_of_two_batches_add_up(bank, make_learner):
+    lora = all_linear(bank)
+    parameters = bank.fill(0, lora, random_weights(bank, lora))
+    make_learner().forward_backward([_job(0)])
+    once = {parameter.name: parameter.value.grad.clone() for parameter in parameters}
+    make_learner().forward_backward([_job(0)])
+    twice = {parameter.name: parameter.value.grad for parameter in parameters}
+    assert _largest_gap(twice, {name: 2 * gradient for name, gradient in once.items()}) < PARITY
 
 
 def test_adapters_of_different_rank_train_together_as_alone(bank, make_learner):

@@ -44,17 +44,28 @@ def test_logp_and_entropy_are_those_of_the_softmax_at_each_temperature(inputs):
 def test_gradient_is_that_of_the_softmax(inputs, of_logp, of_entropy):
     hidden_ND, weights = inputs[0], torch.linspace(-1, 2, ROWS)
     gradients = []
-    for logp_N, entropy_N in (token_logprobs(*inputs, OneRank()), _plain(*inputs)):
+    ours = token_logprobs(*inputs, OneRank(), entropy_gradient=of_entropy != 0)
+    for logp_N, entropy_N in (ours, _plain(*inputs)):
         loss = of_logp * (weights * logp_N).sum() + of_entropy * (weights * entropy_N).sum()
         gradients.append(torch.autograd.grad(loss, hidden_ND)[0])
     assert (gradients[0] - gradients[1]).abs().max() < FORMULA * 10
 
 
-def test_an_unused_entropy_costs_and_changes_nothing(inputs):
+def test_an_entropy_without_gradient_changes_nothing(inputs):
     logp_N, _ = token_logprobs(*inputs, OneRank())
     (ours,) = torch.autograd.grad(logp_N.sum(), inputs[0])
     (plain,) = torch.autograd.grad(_plain(*inputs)[0].sum(), inputs[0])
     assert (ours - plain).abs().max() < FORMULA * 10
+
+
+def test_a_sure_target_keeps_its_small_gradient_in_bfloat16():
+    hidden_ND = torch.tensor([[8.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
+    head_VD = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16)
+    logp_N, _ = token_logprobs(hidden_ND, head_VD, torch.tensor([0]), torch.ones(1), OneRank())
+    logp_N.sum().backward()
+    missing = 1 - logp_N.exp().item()
+    assert hidden_ND.grad is not None
+    assert abs(hidden_ND.grad[0, 0].item() / missing - 1) < 0.01
 
 
 def test_results_are_float32_for_a_bfloat16_model(inputs):

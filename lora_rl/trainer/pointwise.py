@@ -1,0 +1,42 @@
+"""What stands between the matrix products of a layer, as one kernel each on a GPU.
+
+T packed rows, H heads, E head size, F feed-forward width.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def fused_on_cuda(function: Function) -> Function:
+    """`function`, compiled into fused kernels where its first argument is on a GPU; as it stands elsewhere."""
+    compiled = torch.compile(function, dynamic=True)
+
+    @functools.wraps(function)
+    def call(first: Tensor, *rest: Any) -> Any:
+        return (compiled if first.is_cuda else function)(first, *rest)
+
+    return call  # pyright: ignore[reportReturnType]
+
+
+@fused_on_cuda
+def swiglu(gate_up_TF: Tensor) -> Tensor:
+    """silu(gate) * up of rows [gate | up] (arXiv:2002.05202)."""
+    gate, up = gate_up_TF.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+@fused_on_cuda
+def norm_and_rotate(heads_THE: Tensor, norm_E: Tensor | None, eps: float, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+    """Root-mean-square norm of each head where it has one, then the rotary embedding (arXiv:2104.09864)."""
+    if norm_E is not None:
+        heads_THE = F.rms_norm(heads_THE, norm_E.shape, norm_E, eps)
+    first, second = heads_THE.chunk(2, -1)
+    turned_THE = torch.cat([-second, first], -1)
+    return heads_THE * cos_TE[:, None] + turned_THE * sin_TE[:, None]
