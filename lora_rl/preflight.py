@@ -9,6 +9,7 @@ from lora_rl.models import check_model, read_model_config
 from lora_rl.rewards import check_rewards
 from lora_rl.store import open_store
 from lora_rl.trainer.adapter import adapter_faults
+from lora_rl.trainer.init_adapter import resolve_run
 from lora_rl.trainer.topology import topology_faults
 
 GIB = 2**30
@@ -16,28 +17,31 @@ RUNTIME_GIB = 4.0
 """Ray, Prefect and the imports of engine and trainer, measured with the tiny model."""
 
 
-def check_run(config: RunConfig, *, starts_actors: bool = True) -> None:
-    """Raises ConfigError that lists every fault of model, data, reward, adapter, trainer, store and memory.
+def check_run(config: RunConfig, *, starts_actors: bool = True) -> RunConfig:
+    """The config as it is recorded, after every check.
 
+    Raises ConfigError that lists every fault of model, data, reward, adapter, trainer, store and memory.
     Memory counts where the actors are still to start on this machine: standing ones have theirs.
     """
+    try:
+        resolved, init_faults = resolve_run(config), []
+    except ConfigError as error:
+        resolved, init_faults = config, str(error).splitlines()
+    model_config = read_model_config(config.model)
     faults = [
         *check_model(config.model),
         *check_data(config.data),
         *check_rewards(config.reward),
-        *adapter_faults(config.adapter),
-        *_check_topology(config),
+        *adapter_faults(resolved.adapter, (model_config or {}).get("num_hidden_layers")),
+        *init_faults,
+        *([] if model_config is None else topology_faults(config.trainer, model_config)),
         *_check_store(config),
         *(_check_memory(config) if starts_actors else []),
     ]
     if faults:
         count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
         raise ConfigError(f"{config.run_name}: {count}\n" + "\n".join(f"  {fault}" for fault in faults))
-
-
-def _check_topology(config: RunConfig) -> list[str]:
-    model_config = read_model_config(config.model)
-    return [] if model_config is None else topology_faults(config.trainer, model_config)
+    return resolved
 
 
 def _check_store(config: RunConfig) -> list[str]:

@@ -1,7 +1,10 @@
 """Records for tests: complete, valid, and different only in what a test names."""
 
 import hashlib
+import json
 import random
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from lora_rl.data.types import FinishReason, Sample
@@ -71,6 +74,22 @@ def make_adapter_ref(name: str, version: int, *, weights: str = "weights", confi
         for file, text in (("weights", weights), ("config", config), ("probe", "probe"))
     }
     return AdapterRef(name=name, version=version, **blobs)
+
+
+def make_peft_directory(directory: Path, modules: Iterable[str] | None = None, **config: Any) -> Path:
+    """A PEFT directory of zeros; by default of q_proj and down_proj in two layers. `config` replaces its fields."""
+    import safetensors.torch
+    import torch
+
+    if modules is None:
+        modules = [f"model.layers.{layer}.{name}" for layer in (0, 1) for name in ("self_attn.q_proj", "mlp.down_proj")]
+    fields = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "target_modules": ["q_proj", "down_proj"]}
+    names = [f"base_model.model.{module}.lora_{letter}.weight" for module in modules for letter in "AB"]
+    directory.mkdir(parents=True, exist_ok=True)
+    weights = {name: torch.zeros(2, 4) if "lora_A" in name else torch.zeros(4, 2) for name in names}
+    (directory / "adapter_model.safetensors").write_bytes(safetensors.torch.save(weights))
+    (directory / "adapter_config.json").write_text(json.dumps(fields | config))
+    return directory
 
 
 def make_training_samples(

@@ -36,10 +36,12 @@ def run(
     Alone it brings its own Ray and Prefect. Where `lora-rl up` has been called, or RAY_ADDRESS and PREFECT_API_URL are
     set, it uses those.
     """
-    checked = load_config(config, set_ or [], run_name=run_name, store=store)
+    given = load_config(config, set_ or [], run_name=run_name, store=store)
     console = Console()
     if dry_run:
-        _print_plan(console, checked)
+        from lora_rl.trainer.init_adapter import resolve_run
+
+        _print_plan(console, resolve_run(given))
         return
     make_importable(config.absolute().parent)
     from lora_rl.cli.report import print_adapter, print_report
@@ -48,7 +50,7 @@ def run(
 
     station = current_workstation()
     with console.status("checking model, data, reward, store and memory"):
-        check_run(checked, starts_actors=station is None and "RAY_ADDRESS" not in os.environ)
+        checked = check_run(given, starts_actors=station is None and "RAY_ADDRESS" not in os.environ)
     artifacts = open_store(checked.store)
     records = RunRecords(artifacts, str(checked.run_name))
     records.create_run(checked.model_dump(mode="json"), checked.sha256)

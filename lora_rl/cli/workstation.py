@@ -38,8 +38,7 @@ def _checked(path: Path) -> RunConfig:
 
     config = load_config(path)
     make_importable(path.absolute().parent)
-    check_run(config)
-    return config
+    return check_run(config)
 
 
 async def _start_actors(config: RunConfig, ray_address: str) -> None:

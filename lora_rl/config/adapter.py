@@ -10,6 +10,9 @@ from lora_rl.config.base import Section
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")]
 """A name that cannot leave its folder: letters, digits, `_`, `-`, and `.` but not first."""
 
+DECIDED_BY_INIT = frozenset({"rank", "alpha", "rslora", "target_modules"})
+"""Fields of an adapter that a PEFT directory has too."""
+
 
 class OptimizerConfig(Section):
     """AdamW with its own step clock per adapter."""
@@ -71,9 +74,15 @@ class AdapterConfig(Section):
     """Projections, named alike, or tensors (`lora_B`, `*.q_proj.lora_A`) that learn, the rest stays; null for all."""
 
     init: str | None = None
-    """PEFT adapter to start from (directory or URI); null for a fresh one."""
+    """PEFT adapter to start from (directory or URI), which decides rank, alpha, rslora and target_modules where these
+    are not given; null for a fresh one."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
+
+    @property
+    def left_to_init(self) -> frozenset[str]:
+        """Fields that the adapter at `init` decides, since the config does not give them."""
+        return DECIDED_BY_INIT - self.model_fields_set if self.init else frozenset()
 
     @property
     def scaling(self) -> float:

@@ -8,6 +8,7 @@ from lora_rl.config import check_config
 from lora_rl.errors import ConfigError
 from lora_rl.models.tiny import make_tiny_qwen3
 from lora_rl.preflight import GIB, RUNTIME_GIB, check_run
+from tests.builders import make_peft_directory
 
 
 def config(folder: Path, **sections: Any):
@@ -68,3 +69,28 @@ def test_layout_that_does_not_divide_the_model_is_refused(tmp_path: Path) -> Non
         "trainer.tensor_parallel: 4 does not divide num_key_value_heads 2; use 1 or 2",
         "trainer.pipeline_parallel: 3 does not divide num_hidden_layers 2; use 1 or 2",
     ]
+
+
+def test_what_a_config_leaves_to_the_adapter_it_starts_from_is_filled_in(tmp_path: Path) -> None:
+    init = make_peft_directory(tmp_path / "adapter", r=3, lora_alpha=6)
+    checked = check_run(config(tmp_path, adapter={"init": str(init)}))
+    assert (checked.adapter.rank, checked.adapter.alpha, checked.adapter.target_modules) == (
+        3,
+        6,
+        ("q_proj", "down_proj"),
+    )
+
+
+def test_an_adapter_that_differs_is_one_fault_among_others(tmp_path: Path) -> None:
+    init = make_peft_directory(tmp_path / "adapter", r=3)
+    broken = config(tmp_path, adapter={"init": str(init), "rank": 8}, model={"name": "gpt-9"})
+    with pytest.raises(ConfigError) as caught:
+        check_run(broken)
+    assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:]] == ["model.name", "adapter.rank"]
+
+
+def test_a_layer_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    model = make_tiny_qwen3(tmp_path / "model")
+    adapter = {"target_modules": ["*.layers.7.*"]}
+    with pytest.raises(ConfigError, match=r"adapter.target_modules: '\*\.layers\.7\.\*' matches no projection"):
+        check_run(config(tmp_path, adapter=adapter, model={"name": str(model)}))
