@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from lora_rl.config import check_config, load_config
+from tests.builders import make_peft_directory
 
 
 def test_dry_run_prints_config_and_plan_and_allocates_nothing(cli, tiny, folder, monkeypatch) -> None:
@@ -25,6 +26,18 @@ def test_dry_run_prints_config_and_plan_and_allocates_nothing(cli, tiny, folder,
     assert "rollout → reward → train_step → export_adapter → hot_load; 16 samples for one optimizer step" in plan
     assert sorted(path.name for path in folder.iterdir()) == ["tiny.yaml"]
     assert not (folder.parent / "home").exists()
+
+
+def test_dry_run_shows_what_the_adapter_to_start_from_decides(cli, tiny, folder) -> None:
+    make_peft_directory(folder / "before", r=3, lora_alpha=5)
+    printed, _, _ = cli("run", tiny, "--dry-run", "--set", "adapter={init: before}").out.partition("plan: ")
+    adapter = yaml.safe_load(printed)["adapter"]
+    assert (adapter["rank"], adapter["alpha"], adapter["rslora"]) == (3, 5.0, False)
+    assert adapter["target_modules"] == ["q_proj", "down_proj"]
+    assert adapter["init"] == str(folder / "before")
+    ended = cli("run", tiny, "--dry-run", "--set", "adapter={init: before, rank: 4}")
+    assert ended.status == 2
+    assert "adapter.rank: 4, but 3 in adapter.init" in ended.text
 
 
 def test_option_wins_over_variable_and_override_wins_over_file(cli, tiny, folder, monkeypatch) -> None:

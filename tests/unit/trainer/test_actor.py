@@ -11,6 +11,7 @@ from lora_rl.errors import ConfigError, DataError, DigestMismatch, StoreError, T
 from lora_rl.models.tiny import make_tiny_qwen3
 from lora_rl.store import open_store
 from lora_rl.trainer.actor import TrainerActor
+from lora_rl.trainer.init_adapter import resolve_init
 from lora_rl.trainer.state_io import decode_state
 from lora_rl.trainer.types import AdapterBatch
 from tests.builders import make_training_samples
@@ -247,9 +248,21 @@ def test_dropout_depends_on_the_step_and_the_seed_alone(run):
     assert run.step(start, samples, adapter, seed=1).state != first.state
 
 
-def test_an_export_is_what_the_trainer_computes(run, tiny_qwen3, tmp_path):
-    state = run.step(run.new(), run.samples()).state
-    adapter = run.export(state, version=7).adapter
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"rank": 1, "dropout": 0.3},
+        {"rank": 3, "rslora": True, "type": "lora"},
+        {"rank": 7, "alpha": 5.5, "target_modules": ("linear_qkv", "*.layers.1.*"), "exclude_modules": ("v_proj",)},
+    ],
+    ids=["plain", "dropout", "shared-rslora", "some"],
+)
+def test_an_export_is_what_the_trainer_computes(fields, run, tiny_qwen3, tmp_path):
+    config = ADAPTER.model_copy(update=fields)
+    first = run.step(run.new(config), run.samples(), config).state
+    state = run.step(first, run.samples(1), config).state
+    adapter = run.export(state, config, version=7).adapter
     assert adapter.label == "default@7"
     files = [run.store.get_blob(ref) for ref in (adapter.weights, adapter.config)]
     reference = peft_from_directory(tiny_qwen3, write_peft_directory(tmp_path / "peft", *files))
@@ -263,6 +276,7 @@ def test_an_export_is_what_the_trainer_computes(run, tiny_qwen3, tmp_path):
     assert probe["logp_base"] == pytest.approx(logp_base[probe["token_ids"]].tolist(), abs=PARITY)
     assert probe["logp"] == sorted(probe["logp"], reverse=True)
     assert probe["logp"][0] == pytest.approx(logp.max().item(), abs=PARITY)
+    assert (logp - logp_base).abs().max() > 100 * PARITY
 
 
 def test_only_what_is_to_be_trained_moves_and_everything_is_exported(run):
@@ -290,7 +304,7 @@ def test_a_start_from_a_peft_adapter_is_that_adapter(run, tmp_path):
     exported = run.export(run.step(run.new(), run.samples()).state).adapter
     files = [run.store.get_blob(ref) for ref in (exported.weights, exported.config)]
     directory = write_peft_directory(tmp_path / "peft", *files)
-    adapter = ADAPTER.model_copy(update={"init": str(directory)})
+    adapter = resolve_init(AdapterConfig(init=str(directory)))
     again = run.export(run.new(adapter), adapter).adapter
     assert again.weights == exported.weights
     assert run.state(run.new(adapter)).clock.steps == 0

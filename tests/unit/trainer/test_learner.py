@@ -36,10 +36,10 @@ def _largest_gap(ours, theirs) -> float:
     return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_gradients_and_loss_are_those_of_transformers_and_peft(bank, make_learner, tiny_qwen3, temperature):
+@pytest.mark.parametrize(("temperature", "rank"), [(1.0, 4), (0.7, 4), (1.0, 1), (1.0, 3), (1.0, 7)])
+def test_gradients_and_loss_are_those_of_transformers_and_peft(bank, make_learner, tiny_qwen3, temperature, rank):
     job = replace(_job(0), sampling=SamplingConfig(temperature=temperature))
-    lora = all_linear(bank)
+    lora = all_linear(bank, rank=rank, alpha=2.0 * rank)
     weights = random_weights(bank, lora)
     parameters = bank.fill(0, lora, weights)
     metrics = make_learner().forward_backward([job])[0]

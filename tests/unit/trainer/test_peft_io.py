@@ -44,11 +44,13 @@ def _edit_config(directory, **fields) -> None:
     "adapter",
     [
         ADAPTER,
-        AdapterConfig(rank=4, alpha=8, rslora=True),
+        AdapterConfig(rank=7, alpha=8, rslora=True),
         AdapterConfig(rank=3, alpha=5.5, target_modules=("q_proj", "down_proj")),
-        AdapterConfig(rank=4, alpha=8, target_modules=("*.layers.1.mlp.*", "*.layers.0.*.q_proj")),
+        AdapterConfig(rank=1, alpha=2, target_modules=("*.layers.1.mlp.*", "*.layers.0.*.q_proj")),
+        SHARED,
+        AdapterConfig(rank=3, alpha=6, rslora=True, type="lora", exclude_modules=("k_proj", "*.layers.0.*.up_proj")),
     ],
-    ids=["all", "rslora", "some", "pattern"],
+    ids=["all", "rslora", "some", "pattern", "shared", "shared-some"],
 )
 def test_peft_loads_an_export_and_has_the_trainer_s_logits(adapter, exported, model, bank, tiny_qwen3):
     lora, weights, directory = exported(adapter)
@@ -58,7 +60,16 @@ def test_peft_loads_an_export_and_has_the_trainer_s_logits(adapter, exported, mo
     assert (ours - logits(base_model(tiny_qwen3), TOKENS)).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("adapter", [ADAPTER, SHARED], ids=lambda adapter: adapter.type)
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        ADAPTER,
+        SHARED,
+        AdapterConfig(rank=1, alpha=3, target_modules=("*.layers.1.*",)),
+        AdapterConfig(rank=7, alpha=0.5, rslora=True, type="lora", target_modules=("v_proj", "linear_fc1")),
+    ],
+    ids=["all", "shared", "some", "shared-some"],
+)
 def test_import_of_an_export_is_exact(adapter, exported, bank):
     _, weights, directory = exported(adapter)
     found = _import(bank, directory, adapter)
