@@ -1,6 +1,8 @@
 """One form for all results: a dated section with machine, versions and command above its tables."""
 
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -18,7 +20,7 @@ def append_result(path: Path, *, title: str, body: str) -> None:
     command = " ".join(["python -m", f"benchmarks.{module}", *sys.argv[1:]])
     section = (
         f"\n## {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n\n"
-        f"{cpu_name()}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f} over the last 5 minutes. `{command}`\n\n"
+        f"{device_name()}. `{command}`\n\n"
         f"{', '.join(f'{name} {version}' for name, version in versions().items())}\n\n"
         f"{body}\n"
     )
@@ -28,10 +30,20 @@ def append_result(path: Path, *, title: str, body: str) -> None:
     print(section)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table; all columns but the first are numbers."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
+    """A markdown table; all columns but the first are numbers, or none is."""
+    lines = [header, ["---", *["---:" if numbers else "---"] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def device_name() -> str:
+    """The GPUs of this machine with driver and memory, or its CPU with cores and load."""
+    if shutil.which("nvidia-smi") is not None:
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        listed = subprocess.run(query, capture_output=True, text=True, check=False)
+        if cards := listed.stdout.strip().splitlines():
+            return f"{len(cards)} x {cards[0]}"
+    return f"{cpu_name()}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f} over the last 5 minutes"
 
 
 def cpu_name() -> str:

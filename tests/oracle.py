@@ -47,8 +47,8 @@ def lora_parameters(model: Any) -> dict[str, Tensor]:
 
 
 def logits(model: Any, tokens: Sequence[int]) -> Tensor:
-    """Logits [len, V] of one sequence, without padding."""
-    return model(torch.tensor([list(tokens)])).logits[0]
+    """Logits [len, V] of one sequence in float32, without padding."""
+    return model(torch.tensor([list(tokens)], device=model.device)).logits[0].float()
 
 
 def response_logp(model: Any, sample: Sample, temperature: float = 1.0) -> Tensor:

@@ -1,0 +1,174 @@
+"""Does the whole system hold on this machine's accelerator? Runs section by section and writes what it finds.
+
+    python -m tests.gpu.check --out DIR [--only parity,engine] [--tiny] [--learning-minutes M]
+
+Sections: parity, joint, recompute (the trainer), engine (vLLM beside the trainer), flow (a run that is killed and goes
+on), learning (a short run with held-out evaluation). DIR gets check.md and check.json, both written anew after every
+finding, and check.log. About nine minutes on one H200; `--tiny` takes tiny models and runs on a CPU too. A section runs
+in a process with a deadline: one that crashes or hangs costs the others nothing. Exits 1 where a rule is broken.
+"""
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO
+
+from benchmarks.report import device_name, table
+from lora_rl.store import versions
+from tests.gpu.findings import Finding, Findings
+from tests.gpu.scale import Scale
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Sections that run in one process, one after the other."""
+
+    module: str
+    """Has a function for each section, of the section's name, that takes `Findings` and `Scale`."""
+    sections: tuple[str, ...]
+    deadline_s: float
+
+
+PARTS = (
+    Part("tests.gpu.trainer_sections", ("parity", "joint", "recompute"), 180),
+    Part("tests.gpu.engine_sections", ("engine",), 200),
+    Part("tests.gpu.flow_sections", ("flow",), 280),
+    Part("tests.gpu.learning_sections", ("learning",), 200),
+)
+SECTIONS = tuple(section for part in PARTS for section in part.sections)
+
+
+@dataclass
+class Report:
+    """All findings so far, in DIR."""
+
+    folder: Path
+    findings: list[Finding] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, finding: Finding) -> None:
+        self.findings.append(finding)
+        self.write()
+
+    def write(self) -> None:
+        facts = {"device": device_name(), "versions": versions(), "command": sys.argv[1:], "seconds": self.seconds}
+        findings = [asdict(finding) for finding in self.findings]
+        (self.folder / "check.json").write_text(json.dumps(facts | {"findings": findings}, indent=1))
+        times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self.seconds.items())
+        used = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+        broken = sum(finding.ok is False for finding in self.findings)
+        kept = sum(finding.ok is True for finding in self.findings)
+        rows = table(
+            ["section", "what", "value", "rule", "holds"], [finding.row() for finding in self.findings], numbers=False
+        )
+        text = f"# Check\n\n{facts['device']}\n\n{used}\n\n{kept} rules hold, {broken} do not. {times}\n\n{rows}\n"
+        (self.folder / "check.md").write_text(text)
+
+    @property
+    def passed(self) -> bool:
+        return all(finding.ok is not False for finding in self.findings)
+
+
+def run_part(part: Part, sections: Sequence[str], arguments: argparse.Namespace, report: Report, log: IO[str]) -> None:
+    """Runs `sections` in a process of their own and takes down what they find."""
+    print(f"== {', '.join(sections)}: at most {part.deadline_s:.0f} s", flush=True)
+    began = time.perf_counter()
+    options = ["--tiny"] if arguments.tiny else []
+    options += ["--learning-minutes", str(arguments.learning_minutes)]
+    command = [sys.executable, "-u", "-m", "tests.gpu.check", "--within", ",".join(sections), *options]
+    process = subprocess.Popen(
+        [*command, "--out", str(arguments.out)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+    def follow() -> None:
+        for line in process.stdout or ():
+            finding = Finding.of_line(line)
+            if finding is not None:
+                report.add(finding)
+                line = f"   {' | '.join(finding.row())}\n"
+            log.write(line)
+            log.flush()
+            print(line, end="", flush=True)
+
+    reader = threading.Thread(target=follow, daemon=True)
+    reader.start()
+    try:
+        code = process.wait(part.deadline_s)
+        how = "" if code == 0 else f"ended with {code}"
+    except subprocess.TimeoutExpired:
+        how = f"did not end within {part.deadline_s:.0f} s"
+    finally:
+        # what a section started and left, too; servers of a workstation have sessions of their own
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    reader.join(5)
+    report.seconds["+".join(sections)] = time.perf_counter() - began
+    if how:
+        report.add(Finding(section=sections[0], name="process", value=how, rule="ends with 0", ok=False))
+    report.write()
+
+
+def run_within(sections: Sequence[str], scale: Scale) -> None:
+    """Runs sections in this process; one that fails leaves the next its turn."""
+    for part in PARTS:
+        for section in part.sections:
+            if section in sections:
+                findings = Findings(section)
+                began = time.perf_counter()
+                try:
+                    getattr(importlib.import_module(part.module), section)(findings, scale)
+                # The border between sections: whatever it was, the others are worth their turn.
+                except BaseException as error:
+                    findings.failed(error)
+                findings.note("seconds", time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default=",".join(SECTIONS), help=f"some of {', '.join(SECTIONS)}")
+    parser.add_argument("--tiny", action="store_true", help="tiny models and few samples")
+    parser.add_argument("--learning-minutes", type=float, default=2.0)
+    parser.add_argument("--within", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.out = arguments.out.absolute()
+    if arguments.within:
+        scale = Scale(tiny=arguments.tiny, out=arguments.out, learning_minutes=arguments.learning_minutes)
+        run_within(arguments.within.split(","), scale)
+        return
+    chosen = arguments.only.split(",")
+    if unknown := set(chosen) - set(SECTIONS):
+        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(SECTIONS)}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    report = Report(arguments.out)
+    with tempfile.TemporaryDirectory(prefix="lora-rl-check-") as home, (arguments.out / "check.log").open("w") as log:
+        os.environ["LORA_RL_HOME"] = home
+        # On a machine whose memory grows as it is used Ray would see it nearly full, and kill its workers.
+        os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112, Ray's own spelling
+        for part in PARTS:
+            if sections := [section for section in part.sections if section in chosen]:
+                run_part(part, sections, arguments, report, log)
+    print((arguments.out / "check.md").read_text(), flush=True)
+    sys.exit(0 if report.passed else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""How large the check is: the real small model on a GPU, tiny ones anywhere."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_rl.home import home
+from lora_rl.models import resolve_model
+from lora_rl.models.tiny import make_tiny_llama, make_tiny_qwen2, make_tiny_qwen3
+
+FAMILIES: dict[str, Callable[[Path], Path]] = {
+    "qwen3": make_tiny_qwen3,
+    "qwen2": make_tiny_qwen2,
+    "llama": make_tiny_llama,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    tiny: bool
+    out: Path
+    """Where pictures and tables go."""
+    learning_minutes: float
+
+    @property
+    def model_name(self) -> str:
+        return "tiny-qwen3" if self.tiny else "smollm2-135m-instruct"
+
+    @property
+    def model(self) -> Path:
+        """The model of the sections that serve and learn, made where it is missing."""
+        return resolve_model(self.model_name)
+
+    @property
+    def dtype(self) -> str:
+        """vLLM on a GPU has fast attention in half precision alone; tiny models are compared in float32."""
+        return "float32" if self.tiny else "bfloat16"
+
+    def family(self, name: str) -> Path:
+        """A random model of two layers."""
+        path = home() / "models" / f"check-{name}"
+        return path if path.exists() else FAMILIES[name](path)
+
+    @property
+    def scratch(self) -> Path:
+        """A folder for stores; gone with the check."""
+        path = home() / "scratch" / str(os.getpid())
+        path.mkdir(parents=True, exist_ok=True)
+        return path
