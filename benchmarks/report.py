@@ -16,18 +16,17 @@ SHARED_MACHINE = "Absolute times are indicative only: the machine is shared. Com
 
 def append_result(path: Path, *, title: str, body: str) -> None:
     """Appends a section with `body` (markdown) to the result file `path`, and prints it."""
-    module = Path(sys.argv[0]).stem
-    command = " ".join(["python -m", f"benchmarks.{module}", *sys.argv[1:]])
-    section = (
-        f"\n## {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n\n"
-        f"{device_name()}. `{command}`\n\n"
-        f"{', '.join(f'{name} {version}' for name, version in versions().items())}\n\n"
-        f"{body}\n"
-    )
+    section = f"\n## {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n\n{facts()}\n\n{body}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     before = path.read_text() if path.exists() else f"# {title}\n\n{SHARED_MACHINE}\n"
     path.write_text(before + section)
     print(section)
+
+
+def facts() -> str:
+    """Device, command and versions of this process."""
+    command = " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    return f"{device_name()}. `{command}`\n\n{', '.join(f'{name} {version}' for name, version in versions().items())}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:

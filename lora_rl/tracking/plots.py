@@ -36,6 +36,20 @@ def reward_curve_png(
     return _png(figure)
 
 
+def held_out_png(rewards: Sequence[float], held_out: Mapping[int, float], *, title: str) -> bytes:
+    """PNG of the mean reward of each iteration, and of the share of right answers to held-out prompts.
+
+    `held_out` is that share in [0, 1] by the number of iterations done before.
+    """
+    figure, (training, evaluation) = _canvas(title, 2)
+    _curve(training, range(len(rewards)), rewards, BLUE, "mean reward, training")
+    evaluation.plot(list(held_out), list(held_out.values()), color=ORANGE, marker="o", markersize=4.5, linewidth=2.4)
+    _label(evaluation, list(held_out), "right answers, held-out prompts")
+    evaluation.set_ylim(0, 1)
+    evaluation.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    return _png(figure)
+
+
 def reward_curve_text(iterations: Sequence[int], rewards: Sequence[float], *, width: int = 60, height: int = 12) -> str:
     """The smoothed mean reward for a terminal."""
     import plotille

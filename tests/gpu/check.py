@@ -40,13 +40,14 @@ class Part:
     """Has a function for each section, of the section's name, that takes `Findings` and `Scale`."""
     sections: tuple[str, ...]
     deadline_s: float
+    """Beside the minutes of learning."""
 
 
 PARTS = (
     Part("tests.gpu.trainer_sections", ("parity", "joint", "recompute"), 180),
     Part("tests.gpu.engine_sections", ("engine",), 200),
     Part("tests.gpu.flow_sections", ("flow",), 280),
-    Part("tests.gpu.learning_sections", ("learning",), 200),
+    Part("tests.gpu.learning_sections", ("learning",), 120),
 )
 SECTIONS = tuple(section for part in PARTS for section in part.sections)
 
@@ -84,7 +85,8 @@ class Report:
 
 def run_part(part: Part, sections: Sequence[str], arguments: argparse.Namespace, report: Report, log: IO[str]) -> None:
     """Runs `sections` in a process of their own and takes down what they find."""
-    print(f"== {', '.join(sections)}: at most {part.deadline_s:.0f} s", flush=True)
+    deadline_s = part.deadline_s + (60 * arguments.learning_minutes if "learning" in sections else 0)
+    print(f"== {', '.join(sections)}: at most {deadline_s:.0f} s", flush=True)
     began = time.perf_counter()
     options = ["--tiny"] if arguments.tiny else []
     options += ["--learning-minutes", str(arguments.learning_minutes)]
@@ -111,10 +113,10 @@ def run_part(part: Part, sections: Sequence[str], arguments: argparse.Namespace,
     reader = threading.Thread(target=follow, daemon=True)
     reader.start()
     try:
-        code = process.wait(part.deadline_s)
+        code = process.wait(deadline_s)
         how = "" if code == 0 else f"ended with {code}"
     except subprocess.TimeoutExpired:
-        how = f"did not end within {part.deadline_s:.0f} s"
+        how = f"did not end within {deadline_s:.0f} s"
     finally:
         # what a section started and left, too; servers of a workstation have sessions of their own
         with contextlib.suppress(ProcessLookupError):

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lora_rl.tracking.plots import DPI, HEIGHT_IN, WIDTH_IN, reward_curve_png, reward_curve_text, smoothed, timeline_png
+from lora_rl.tracking.plots import (
+    DPI,
+    HEIGHT_IN,
+    WIDTH_IN,
+    held_out_png,
+    reward_curve_png,
+    reward_curve_text,
+    smoothed,
+    timeline_png,
+)
 
 SECONDS = {"rollout": 4.0, "reward": 1.0, "train_step": 3.0, "export_adapter": 0.5, "hot_load": 0.5}
 
@@ -42,6 +51,13 @@ def test_the_same_values_give_the_same_picture_and_others_another():
 def test_a_single_iteration_is_a_picture_too():
     assert _image(reward_curve_png([0], [0.5], title="run")).size[0] > 0
     assert _image(timeline_png([_commit(0)], title="run")).size[0] > 0
+
+
+def test_the_held_out_panel_shows_the_share_at_the_iterations_that_were_evaluated():
+    rising = held_out_png([0.0, 0.5, 1.0], {0: 0.0, 3: 0.6}, title="run")
+    assert _num_pixels(rising, "#d9622b") > 100
+    assert rising == held_out_png([0.0, 0.5, 1.0], {0: 0.0, 3: 0.6}, title="run")
+    assert rising != held_out_png([0.0, 0.5, 1.0], {0: 0.0, 3: 0.7}, title="run")
 
 
 def test_bars_grow_with_the_seconds_of_their_step():

@@ -1,0 +1,270 @@
+"""Does a run learn what it was not shown? Trains with GRPO, and evaluates on held-out prompts while it does.
+
+    python -m benchmarks.learning [--config FILE] [--minutes M] [--out DIR] [field=value ...]
+
+Trainer, engine and graders run in this one process, without Ray and Prefect: the library's own actors, called in turn.
+Held-out prompts come from another seed, and none of them is among the run's training prompts. They are answered almost
+greedily (temperature 0.01) before the first iteration, every `--every`, and after the last. DIR gets learning.json,
+learning.md and learning.png, anew after each evaluation. Stops after `iterations`, or when the minutes are over.
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+
+from benchmarks.report import RESULTS, device_name, facts, table
+from lora_rl.config import RunConfig, SamplingConfig, StoreConfig, load_config
+from lora_rl.data.chat import ChatRenderer
+from lora_rl.data.sources import open_source
+from lora_rl.data.types import Prompt
+from lora_rl.engine.actor import EngineActor
+from lora_rl.errors import DataError
+from lora_rl.models import resolve_model
+from lora_rl.rewards import GraderPool, reward_metrics
+from lora_rl.rollout.actor import RolloutActor
+from lora_rl.rollout.drawing import Drawing
+from lora_rl.store import AdapterRef, BlobRef
+from lora_rl.tracking.plots import held_out_png
+from lora_rl.trainer.actor import TrainerActor
+
+HELD_OUT_SEED = 20_000
+GREEDY = 0.01
+"""The lowest temperature that vLLM does not raise."""
+SHOWN = ("reward/total/mean", "response/tokens/mean", "mismatch/logp_abs/mean", "policy/entropy/mean")
+"""Metrics of an iteration that are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Answers to the held-out prompts after a number of iterations."""
+
+    iterations: int
+    minutes: float
+    """Since the first iteration began, evaluations left out."""
+    score: float
+    """Share of prompts whose answer the grader finds right."""
+    tokens: float
+    """Mean length."""
+
+
+@dataclass
+class Curve:
+    """What a run shows."""
+
+    score: str
+    iterations: list[dict[str, float]] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+    def write(self, folder: Path, config: RunConfig) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        document = {
+            "device": device_name(),
+            "config": config.model_dump(mode="json"),
+            "score": self.score,
+            "iterations": self.iterations,
+            "evaluations": [asdict(evaluation) for evaluation in self.evaluations],
+        }
+        (folder / "learning.json").write_text(json.dumps(document, indent=1))
+        (folder / "learning.md").write_text(f"# Learning\n\n{facts()}\n\n{self.text(config)}\n")
+        if self.iterations:
+            (folder / "learning.png").write_bytes(self.picture(config))
+
+    def text(self, config: RunConfig) -> str:
+        rows = [
+            [str(each.iterations), f"{each.minutes:.1f}", f"**{each.score:.1%}**", f"{each.tokens:.1f}"]
+            for each in self.evaluations
+        ]
+        sampling = config.sampling
+        return (
+            f"{config.model.name}, rank {config.adapter.rank}, {sampling.rollout_batch_size} prompts of "
+            f"{sampling.n_samples_per_prompt} samples an iteration, lr {config.adapter.optimizer.lr:g}. Prompts held "
+            f"out of training, answered almost greedily.\n\n"
+            + table(["iterations", "minutes of training", f"held out: {self.score}", "tokens an answer"], rows)
+        )
+
+    def picture(self, config: RunConfig) -> bytes:
+        return held_out_png(
+            [each["reward/total/mean"] for each in self.iterations],
+            {each.iterations: each.score for each in self.evaluations},
+            title=f"{config.model.name}: {config.adapter.name}",
+        )
+
+
+class Run:
+    """One run's actors, in this process."""
+
+    def __init__(self, config: RunConfig, score: str, folder: Path) -> None:
+        self._config, self._score = config, score
+        self._store = StoreConfig(uri=f"file://{folder}")
+        model = resolve_model(config.model.name)
+        self._renderer = ChatRenderer(model)
+        self._trainer = TrainerActor(model_path=model, dtype=config.model.dtype, trainer=config.trainer)
+        self._engine = EngineActor(
+            model_path=str(model),
+            dtype=config.model.dtype,
+            engine=config.engine,
+            max_rank=config.engine_max_rank,
+            slots=1,
+        )
+        self._rollouter = RolloutActor(model_path=str(model))
+        self._pool = GraderPool(config.reward)
+        self._position = 0
+
+    async def start(self) -> None:
+        """Both models loaded, and the fresh adapter served."""
+        self._trainer.start()
+        await self._engine.start()
+        config = self._config
+        self._state = self._trainer.new_state(store=self._store, adapter=config.adapter, seed=config.seed)
+        self._adapter = await self._publish(self._state, 0)
+
+    async def iterate(self, it: int) -> dict[str, float]:
+        """Rollout, reward, train step, export, hot load."""
+        config, began = self._config, time.perf_counter()
+        drawn = await self._rollouter.rollout(
+            engines=[self._engine],
+            store=self._store,
+            data=config.data,
+            sampling=config.sampling,
+            seed=config.seed,
+            position=self._position,
+            adapter=self._adapter,
+            reward=config.reward,
+            dynamic_sampling=config.algorithm.dynamic_sampling,
+            batch_id=f"it{it}",
+        )
+        graded = await self._rollouter.grade(store=self._store, samples=drawn.samples, reward=config.reward)
+        rolled_out = time.perf_counter()
+        step = self._trainer.train_step(
+            store=self._store,
+            adapter=config.adapter,
+            start=self._state,
+            samples=graded.samples,
+            algorithm=config.algorithm,
+            sampling=config.sampling,
+            seed=config.seed,
+        )
+        trained = time.perf_counter()
+        self._position, self._state = drawn.position, step.state
+        self._adapter = await self._publish(step.state, it + 1)
+        seconds = {"rollout and reward, s": rolled_out - began, "train step, s": trained - rolled_out}
+        seconds["publish, s"] = time.perf_counter() - trained
+        metrics = drawn.metrics | graded.metrics | step.metrics
+        return {name: metrics[name] for name in SHOWN} | seconds
+
+    async def evaluate(self, prompts: list[Prompt]) -> tuple[float, float]:
+        """Mean score and mean length of one answer to each prompt."""
+        sampling = self._config.sampling.model_copy(update={"n_samples_per_prompt": 1, "temperature": GREEDY})
+        drawing = Drawing(
+            engines=[self._engine], adapter=self._adapter, sampling=sampling, seed=HELD_OUT_SEED, batch_id="held-out"
+        )
+        samples = [sample for group in await drawing.groups(prompts) for sample in group]
+        metrics = reward_metrics(await self._pool.grade(samples))
+        return metrics[f"reward/{self._score}/mean"], metrics["response/tokens/mean"]
+
+    def held_out(self, count: int) -> list[Prompt]:
+        """Prompts of another seed, all different, and none that the run may train on."""
+        config = self._config
+        number = config.iterations * config.sampling.rollout_batch_size
+        shown = {prompt.text for prompt in self._prompts(config.seed, config.sampling, number)}
+        kept: dict[str, Prompt] = {}
+        for prompt in self._prompts(HELD_OUT_SEED, config.sampling, 100 * count):
+            if prompt.text not in shown:
+                kept.setdefault(prompt.text, prompt)
+            if len(kept) == count:
+                return list(kept.values())
+        raise DataError(
+            f"held out: {len(kept)} of {100 * count} prompts are no training prompts, {count} are wanted; "
+            "take a task with more prompts, or ask for fewer"
+        )
+
+    async def shutdown(self) -> None:
+        self._pool.close()
+        await self._rollouter.shutdown()
+        await self._engine.shutdown()
+        self._trainer.shutdown()
+
+    def _prompts(self, seed: int, sampling: SamplingConfig, count: int) -> Iterator[Prompt]:
+        source = open_source(self._config.data, self._renderer, seed=seed)
+        position = 0
+        for _ in range(count):
+            batch = source.take(position, 1, max_prompt_tokens=sampling.max_prompt_tokens)
+            position = batch.positions[0]
+            yield batch.prompts[0]
+
+    async def _publish(self, state: BlobRef, version: int) -> AdapterRef:
+        exported = self._trainer.export_adapter(
+            store=self._store,
+            adapter=self._config.adapter,
+            state=state,
+            version=version,
+            base_model_name=self._config.model.name,
+        )
+        await self._engine.publish(store=self._store, adapter=exported.adapter)
+        return exported.adapter
+
+
+async def learn(
+    config: RunConfig, out: Path, *, minutes: float, every: int, held_out: int, score: str
+) -> list[Evaluation]:
+    """Trains until `config.iterations` or `minutes` of training are over; the evaluations, the first before all."""
+    curve = Curve(score)
+    with TemporaryDirectory(prefix="lora-rl-learning-") as folder:
+        run = Run(config, score, Path(folder))
+        try:
+            prompts = run.held_out(held_out)
+            await run.start()
+            trained_s = 0.0
+
+            async def evaluate(done: int) -> None:
+                value, tokens = await run.evaluate(prompts)
+                curve.evaluations.append(
+                    Evaluation(iterations=done, minutes=trained_s / 60, score=value, tokens=tokens)
+                )
+                print(f"after {done} iterations, {trained_s:.0f} s: held out {score} {value:.1%}", flush=True)
+                curve.write(out, config)
+
+            await evaluate(0)
+            for it in range(config.iterations):
+                began = time.perf_counter()
+                curve.iterations.append(await run.iterate(it))
+                trained_s += time.perf_counter() - began
+                print(it, {name: round(value, 4) for name, value in curve.iterations[-1].items()}, flush=True)
+                over = trained_s > 60 * minutes or it + 1 == config.iterations
+                if over or (it + 1) % every == 0:
+                    await evaluate(it + 1)
+                if over:
+                    break
+        finally:
+            await run.shutdown()
+    mean_s = fmean(sum(value for name, value in each.items() if name.endswith(", s")) for each in curve.iterations)
+    print(f"{len(curve.iterations)} iterations of {mean_s:.1f} s each\n\n{curve.text(config)}", flush=True)
+    return curve.evaluations
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="examples/h200-smollm2.yaml")
+    parser.add_argument("--minutes", type=float, default=6.0, help="of training")
+    parser.add_argument("--every", type=int, default=20, help="iterations between evaluations")
+    parser.add_argument("--held-out", type=int, default=256, help="prompts")
+    parser.add_argument("--score", default="exact", help="the reward term that is reported")
+    parser.add_argument("--out", type=Path, default=RESULTS / "learning")
+    parser.add_argument("changes", nargs="*", help="field=value")
+    arguments = parser.parse_args()
+    asyncio.run(
+        learn(
+            load_config(arguments.config, arguments.changes),
+            arguments.out,
+            minutes=arguments.minutes,
+            every=arguments.every,
+            held_out=arguments.held_out,
+            score=arguments.score,
+        )
+    )
