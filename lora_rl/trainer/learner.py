@@ -55,6 +55,7 @@ class Learner:
     def __init__(self, model: FrozenModel, bank: SlotBank, *, max_tokens: int):
         self._model = model
         self._bank = bank
+        self._groups = model.groups
         self._max_tokens = max_tokens
 
     def forward_backward(self, jobs: Sequence[Job]) -> dict[int, dict[str, float]]:
@@ -71,13 +72,12 @@ class Learner:
                 slot: {i: sample for i, sample in enumerate(batch.job.samples) if batch.learns(i) == learning}
                 for slot, batch in batches.items()
             }
-            for number, micro_batch in enumerate(self._packed(chosen)):
+            for micro_batch in self._packed(chosen):
                 with torch.set_grad_enabled(learning):
-                    self._run(micro_batch, batches, sums, number)
+                    self._run(micro_batch, batches, sums)
                 num_rows += len(micro_batch.tokens_T)
-        for job in jobs:
-            self._bank.take_gradients(job.slot)
-        return {job.slot: _metrics(job, sums[job.slot]) | {"train/packed_rows": float(num_rows)} for job in jobs}
+        self._bank.take_gradients(list(batches))
+        return self._metrics(jobs, sums, num_rows)
 
     def _prepare(self, job: Job) -> _Batch:
         algorithm = job.algorithm
@@ -98,24 +98,29 @@ class Learner:
 
     @torch.no_grad()
     def _score(self, job: Job, *, adapter_on: bool) -> list[Tensor]:
-        """Log-probabilities of each sample's tokens, without dropout."""
-        scores: dict[int, Tensor] = {}
+        """Log-probabilities of each sample's tokens, without dropout, on every rank."""
+        lengths = [len(sample.response_tokens) for sample in job.samples]
+        scores = torch.zeros(sum(lengths), device=self._model.device)
+        by_sample = scores.split(lengths)
         for micro_batch in self._packed({job.slot: dict(enumerate(job.samples))}):
             with self._bank.routed(micro_batch.spans if adapter_on else ()):
                 logp_N, _ = self._logprobs(micro_batch, {job.slot: job})
-            scores |= {piece.sample: logp_N[piece.tokens] for piece in micro_batch.pieces}
-        return [scores[index] for index in range(len(job.samples))]
+            for piece in micro_batch.pieces:
+                by_sample[piece.sample].copy_(logp_N[piece.tokens])
+        self._groups.sum_spoken(scores)
+        return list(by_sample)
 
-    def _run(
-        self, micro_batch: MicroBatch, batches: Mapping[int, _Batch], sums: dict[int, dict[str, Tensor]], number: int
-    ) -> None:
+    def _run(self, micro_batch: MicroBatch, batches: Mapping[int, _Batch], sums: dict[int, dict[str, Tensor]]) -> None:
         """Forward, and backward where gradients are on; adds to `sums`."""
         jobs = {slot: batch.job for slot, batch in batches.items()}
-        spans = tuple(replace(span, dropout_seed=_dropout_seed(jobs[span.slot], number)) for span in micro_batch.spans)
+        spans = tuple(
+            replace(span, dropout_seed=_dropout_seed(jobs[span.slot], micro_batch.number)) for span in micro_batch.spans
+        )
         with self._bank.routed(spans):
             logp_N, entropy_N = self._logprobs(micro_batch, jobs)
-            losses = []
-            for span in spans:
+            # An idle micro-batch has no samples: it passes through all layers, in step with other copies.
+            losses = [] if micro_batch.pieces else [0 * logp_N.sum()]
+            for span in spans if micro_batch.pieces else ():
                 tokens = micro_batch.tokens_of(span.slot)
                 terms = self._terms(micro_batch, batches[span.slot], logp_N[tokens], entropy_N[tokens])
                 loss, parts = micro_loss(terms, jobs[span.slot].algorithm)
@@ -128,16 +133,14 @@ class Learner:
     def _logprobs(self, micro_batch: MicroBatch, jobs: Mapping[int, Job]) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy [N] of all response tokens of the micro-batch."""
         hidden_TD = self._model.hidden_TD(micro_batch.tokens_T, micro_batch.positions_T, micro_batch.layout)
-        temperatures = [
-            jobs[piece.slot].sampling.temperature
-            for piece in micro_batch.pieces
-            for _ in range(piece.tokens.start, piece.tokens.stop)
-        ]
+        temperatures_N = torch.ones(len(micro_batch.targets_N))
+        for piece in micro_batch.pieces:
+            temperatures_N[piece.tokens] = jobs[piece.slot].sampling.temperature
         return token_logprobs(
             hidden_TD.index_select(0, micro_batch.rows_N),
             self._model.head_VD,
             micro_batch.targets_N,
-            torch.tensor(temperatures, device=self._model.device),
+            temperatures_N.to(self._model.device),
             self._model.tp_group,
             entropy_gradient=any(job.algorithm.entropy_coefficient > 0 for job in jobs.values()),
         )
@@ -169,15 +172,32 @@ class Learner:
         )
 
     def _packed(self, samples: Mapping[int, Mapping[int, Sample]]) -> Iterator[MicroBatch]:
-        device, dtype = self._model.device, self._model.dtype
-        yield from pack(samples, max_tokens=self._max_tokens, device=device, dtype=dtype)
+        yield from pack(
+            samples,
+            max_tokens=self._max_tokens,
+            device=self._model.device,
+            dtype=self._model.dtype,
+            copy=self._groups.dp.rank(),
+            num_copies=self._groups.dp.size(),
+        )
+
+    def _metrics(
+        self, jobs: Sequence[Job], sums: Mapping[int, Mapping[str, Tensor]], num_rows: int
+    ) -> dict[int, dict[str, float]]:
+        """Sums of all ranks to what is reported: parts of the loss as they are, the rest as means over the tokens."""
+        spoken = self._groups.sum_spoken_by_name(
+            {slot: {name: value.item() for name, value in named.items()} for slot, named in sums.items()}
+            | {None: {"train/packed_rows": float(num_rows)}}
+        )
+        metrics = {}
+        for job in jobs:
+            num_tokens = sum(len(sample.response_tokens) for sample in job.samples)
+            metrics[job.slot] = {
+                name: value / (1 if name.startswith("loss/") else num_tokens)
+                for name, value in spoken[job.slot].items()
+            } | spoken[None]
+        return metrics
 
 
 def _dropout_seed(job: Job, number: int) -> str | None:
     return None if job.dropout_seed is None else f"{job.dropout_seed}/{number}"
-
-
-def _metrics(job: Job, sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Sums to what is reported: parts of the loss as they are, the rest as means over the batch's tokens."""
-    num_tokens = sum(len(sample.response_tokens) for sample in job.samples)
-    return {name: value.item() / (1 if name.startswith("loss/") else num_tokens) for name, value in sums.items()}

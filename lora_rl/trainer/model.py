@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -25,6 +26,7 @@ from lora_rl.trainer.megatron_compat import (
     quiet,
 )
 from lora_rl.trainer.pointwise import swiglu
+from lora_rl.trainer.ranks import Groups
 from lora_rl.trainer.topology import topology_faults
 
 FAMILIES = {
@@ -63,6 +65,16 @@ class FrozenModel:
     vocab_size: int
     num_layers: int
     hidden_size: int
+
+    @property
+    def groups(self) -> Groups:
+        return Groups(
+            device=self.device,
+            world=dist.group.WORLD,
+            tp=parallel_state.get_tensor_model_parallel_group(),
+            dp=parallel_state.get_data_parallel_group(),
+            pp=parallel_state.get_pipeline_model_parallel_group(),
+        )
 
     @property
     def tp_group(self) -> Any:

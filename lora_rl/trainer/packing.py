@@ -1,8 +1,7 @@
 """Samples to micro-batches of packed rows: each sample in exactly one, and always the same for the same samples.
 
 T rows of a micro-batch, N response tokens in it. Samples of one prompt that meet in a micro-batch share the prompt's
-rows: what is computed stays the same, but most of it only once where answers are short. A response's last token is only
-a target: it has no row.
+rows: what is computed stays the same, but most of it only once where answers are short. Which meet is said in `plan`.
 """
 
 from collections.abc import Mapping
@@ -12,9 +11,9 @@ import torch
 from torch import Tensor
 
 from lora_rl.data.types import Sample
-from lora_rl.errors import DataError
 from lora_rl.trainer.attention import Ask, Layout, make_layout
 from lora_rl.trainer.lora_rows import Span
+from lora_rl.trainer.plan import Batch, plan, share_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +31,8 @@ class Piece:
 class MicroBatch:
     """Rows sorted by slot; response tokens and pieces in the same order."""
 
+    number: int
+    """Among those of all copies of the model."""
     tokens_T: Tensor
     positions_T: Tensor
     """Place of each row in its sequence."""
@@ -43,6 +44,7 @@ class MicroBatch:
     targets_N: Tensor
     """The response tokens."""
     pieces: tuple[Piece, ...]
+    """None in an idle one, whose one row and target keep step with other copies of the model."""
 
     def tokens_of(self, slot: int) -> slice:
         """The slot's response tokens among the N."""
@@ -54,6 +56,7 @@ class MicroBatch:
 class _Rows:
     """A micro-batch in the making, as plain lists."""
 
+    number: int
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
@@ -63,11 +66,6 @@ class _Rows:
     predictors: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
-
-    def extra(self, slot: int, sample: Sample) -> int:
-        """Rows that the sample would add."""
-        shared = (slot, tuple(sample.prompt_tokens)) in self.prompts
-        return len(sample.response_tokens) - 1 + (0 if shared else len(sample.prompt_tokens))
 
     def add(self, slot: int, index: int, sample: Sample) -> None:
         key = (slot, tuple(sample.prompt_tokens))
@@ -84,6 +82,12 @@ class _Rows:
         self.targets += sample.response_tokens
         self.pieces.append(Piece(slot=slot, sample=index, tokens=slice(start, len(self.targets))))
 
+    def idle(self, slot: int) -> None:
+        """One row that belongs to no sample, but passes through the slot's layers as any other."""
+        row = self._append(slot, [0], 0)
+        self.asks.append(Ask(queries=row, keys=row))
+        self.predictors, self.targets = [0], [0]
+
     def _append(self, slot: int, tokens: list[int], position: int) -> range:
         first = len(self.tokens)
         self.tokens += tokens
@@ -95,6 +99,7 @@ class _Rows:
         num_rows = len(self.tokens)
         starts = [row for row in range(num_rows) if row == 0 or self.slots[row] != self.slots[row - 1]]
         return MicroBatch(
+            number=self.number,
             tokens_T=torch.tensor(self.tokens, device=device),
             positions_T=torch.tensor(self.positions, device=device),
             layout=make_layout(self.asks, device, dtype),
@@ -109,39 +114,28 @@ class _Rows:
 
 
 def pack(
-    samples: Mapping[int, Mapping[int, Sample]], *, max_tokens: int, device: torch.device, dtype: torch.dtype
+    samples: Mapping[int, Mapping[int, Sample]],
+    *,
+    max_tokens: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    copy: int = 0,
+    num_copies: int = 1,
 ) -> list[MicroBatch]:
-    """Micro-batches of at most `max_tokens` rows, filled in order of slot, prompt and sample.
+    """The micro-batches of one of `num_copies` copies of the model, each of at most `max_tokens` rows.
 
-    `samples` holds each slot's by their index. Raises DataError for a sample that is longer, and for one without prompt
-    or response.
+    `samples` holds each slot's by their index. Every copy has equally many, in some of which there may be one idle row.
+    Raises DataError for a sample that is longer, and for one without prompt or response.
     """
-    batches = [_Rows()]
-    for slot in sorted(samples):
-        for index, sample in _by_prompt(samples[slot]):
-            _check(sample, max_tokens)
-            if len(batches[-1].tokens) + batches[-1].extra(slot, sample) > max_tokens:
-                batches.append(_Rows())
-            batches[-1].add(slot, index, sample)
-    return [rows.finish(device, dtype) for rows in batches if rows.pieces]
+    batches = plan(samples, max_tokens=max_tokens, num_copies=num_copies)
+    own = share_out(batches, num_copies)[copy]
+    return [_packed(batches[number], number, batches[0][0].slot).finish(device, dtype) for number in own]
 
 
-def _by_prompt(samples: Mapping[int, Sample]) -> list[tuple[int, Sample]]:
-    """Samples with their index, those of one prompt together, prompts in order of appearance."""
-    groups: dict[tuple[int, ...], list[tuple[int, Sample]]] = {}
-    for index, sample in samples.items():
-        groups.setdefault(tuple(sample.prompt_tokens), []).append((index, sample))
-    return [entry for group in groups.values() for entry in group]
-
-
-def _check(sample: Sample, max_tokens: int) -> None:
-    if not sample.prompt_tokens or not sample.response_tokens:
-        raise DataError(
-            f"sample {sample.id}: {len(sample.prompt_tokens)} prompt and {len(sample.response_tokens)} response "
-            "tokens, must be one or more of each; leave it out"
-        )
-    length = len(sample.prompt_tokens) + len(sample.response_tokens) - 1
-    if length > max_tokens:
-        raise DataError(
-            f"sample {sample.id}: {length} tokens exceed trainer.max_tokens_per_gpu {max_tokens}; raise that limit"
-        )
+def _packed(batch: Batch, number: int, idle_slot: int) -> _Rows:
+    rows = _Rows(number)
+    for entry in batch:
+        rows.add(entry.slot, entry.index, entry.sample)
+    if not batch:
+        rows.idle(idle_slot)
+    return rows

@@ -1,13 +1,62 @@
-"""What the ranks of one trainer agree on before they go into a collective: a fault of one is raised by all."""
+"""The ranks of one trainer: their groups, what they agree on before a collective, and what they add up after it."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from lora_rl.errors import TrainerError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """This rank's process groups. Ranks count through tensor-parallel, then data-parallel, then pipeline groups."""
+
+    device: torch.device
+    """Where this rank computes."""
+    world: Any
+    tp: Any
+    """Ranks that share each layer."""
+    dp: Any
+    """Copies of this rank's share of the model."""
+    pp: Any
+    """Stages, one after the other."""
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pp.rank() == self.pp.size() - 1
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank reports of its samples: on the last stage, the first of those that share its layers."""
+        return self.is_last_stage and self.tp.rank() == 0
+
+    def sum_spoken(self, values: Tensor) -> Tensor:
+        """`values` of the ranks that speak, summed in place: the same bits on every rank."""
+        if self.world.size() > 1:
+            if not self.speaks:
+                values.zero_()
+            dist.all_reduce(values, group=self.world)
+        return values
+
+    def sum_spoken_by_name(self, sums: Mapping[Any, Mapping[str, float]]) -> dict[Any, dict[str, float]]:
+        """As `sum_spoken`, for numbers by key and name. A name that only some ranks have counts as zero elsewhere."""
+        spoken = [sums]
+        if self.world.size() > 1:
+            spoken = [{}] * self.world.size()
+            dist.all_gather_object(spoken, sums if self.speaks else {}, group=self.world)
+        total: dict[Any, dict[str, float]] = {}
+        for part in spoken:
+            for key, named in part.items():
+                into = total.setdefault(key, {})
+                for name, value in named.items():
+                    into[name] = into.get(name, 0.0) + value
+        return total
 
 
 def together(work: Callable[[], T]) -> T:

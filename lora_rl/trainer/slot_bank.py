@@ -4,9 +4,8 @@ Whole tensors are A [R, K] and B [N, R] under the names that `Lora` gives them, 
 topology.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lora_rl.trainer.adapter import Lora
+from lora_rl.trainer.gradients import SlotParameter, reduce_gradients
 from lora_rl.trainer.lora_rows import Span, seeded_generator
 from lora_rl.trainer.model import FrozenModel
 from lora_rl.trainer.slot_lora import Fused, SlotLoraLinear, SlotWeights
@@ -32,16 +32,6 @@ ROW_PARALLEL = ("self_attention.linear_proj", "mlp.linear_fc2")
 # One launch for the tensors of all layers; torch does not list them as public.
 _foreach_mul: Any = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
 _foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlotParameter:
-    """One A or B of a slot, this rank's part."""
-
-    name: str
-    value: nn.Parameter
-    split_dim: int | None
-    """Dimension split over the tensor-parallel group; null where every rank holds the whole."""
 
 
 class SlotBank:
@@ -136,18 +126,25 @@ class SlotBank:
         )
 
     @torch.no_grad()
-    def take_gradients(self, slot: int) -> None:
-        """Add what backward passes have left of the slot to its parameters' gradients. All ranks must call it."""
-        lora, parameters = self._slots[slot]
+    def take_gradients(self, slots: Sequence[int]) -> None:
+        """Add what backward passes have left of the slots, on all ranks, to their parameters' gradients.
+
+        All ranks must call it, with the slots in the same order.
+        """
         gradients = {}
-        for weights in self._layers_of(slot):
-            if weights.a_grad_QK is None or weights.b_grad_NQ is None:
-                continue
-            gradients |= {block.master: weights.a_grad_QK[block.rows] for block in weights.a_blocks}
-            b_grad_NQ = weights.b_grad_NQ.mul_(lora.scaling)
-            gradients |= {block.master: b_grad_NQ[block.rows, block.columns].contiguous() for block in weights.b_blocks}
-            weights.a_grad_QK = weights.b_grad_NQ = None
-        self._sum_parts([gradients[p.value] for p in parameters if p.split_dim is None and p.value in gradients])
+        for slot in slots:
+            lora, _ = self._slots[slot]
+            for weights in self._layers_of(slot):
+                if weights.a_grad_QK is None or weights.b_grad_NQ is None:
+                    continue
+                gradients |= {block.master: weights.a_grad_QK[block.rows] for block in weights.a_blocks}
+                b_grad_NQ = weights.b_grad_NQ.mul_(lora.scaling)
+                gradients |= {
+                    block.master: b_grad_NQ[block.rows, block.columns].contiguous() for block in weights.b_blocks
+                }
+                weights.a_grad_QK = weights.b_grad_NQ = None
+        parameters = [parameter for slot in slots for parameter in self._slots[slot][1]]
+        reduce_gradients(parameters, gradients, self._model.groups)
         for master, gradient in gradients.items():
             master.grad = gradient if master.grad is None else master.grad + gradient
 
@@ -185,15 +182,6 @@ class SlotBank:
 
     def _layers_of(self, slot: int) -> list[SlotWeights]:
         return [layer.slots[slot] for layer in dict.fromkeys(self._layers.values()) if slot in layer.slots]
-
-    def _sum_parts(self, gradients: list[Tensor]) -> None:
-        """Sum, over the tensor-parallel group, gradients of what every rank holds whole."""
-        if self._model.tp == 1 or not gradients:
-            return
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat, group=self._model.tp_group)
-        parts = flat.split([gradient.numel() for gradient in gradients])
-        _foreach_copy_(gradients, [part.view_as(whole) for whole, part in zip(gradients, parts, strict=True)])
 
     def _parameter(self, name: str, weights: Mapping[str, Tensor], split_dim: int | None) -> SlotParameter:
         share = self.share(weights[name], split_dim).to(self._model.device, torch.float32, copy=True)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from lora_rl.config import OptimizerConfig
 from lora_rl.trainer.adapter import Clock
+from lora_rl.trainer.ranks import Groups
 from lora_rl.trainer.slot_bank import SlotParameter
 from lora_rl.trainer.state_io import MOMENTS
 
@@ -47,7 +47,7 @@ class SlotOptimizer:
         config: OptimizerConfig,
         clock: Clock,
         moments: Mapping[str, Mapping[str, Tensor]],
-        tp_group: Any,
+        groups: Groups,
         *,
         frozen: Collection[str] = (),
     ):
@@ -59,9 +59,10 @@ class SlotOptimizer:
         self._trained = [parameter for parameter in parameters if parameter.name not in frozen]
         self.clock = clock
         self._config = config
-        self._tp_group = tp_group
+        self._groups = groups
         self._adamw = torch.optim.AdamW(
-            [parameter.value for parameter in self._trained],
+            # A group, since a stage of the pipeline may hold nothing of an adapter.
+            [{"params": [parameter.value for parameter in self._trained]}],
             lr=config.lr,
             betas=config.betas,
             eps=config.eps,
@@ -106,16 +107,20 @@ class SlotOptimizer:
             parameter.value.grad = None
 
     def _gradient_norm(self) -> float:
-        """Of all that is trained: split parts are summed over the group, parts that every rank holds count once."""
-        device = self.parameters[0].value.device
+        """Of all that is trained, each part once, however many ranks hold it.
+
+        Summed over all ranks at once, so that all take the same decision from the same bits.
+        """
+        device = self._groups.device
         squares = {True: torch.zeros((), device=device), False: torch.zeros((), device=device)}
         for parameter in self._trained:
             if parameter.value.grad is not None:
                 squares[parameter.split_dim is not None] += parameter.value.grad.square().sum()
-        total = torch.stack([squares[True], squares[False] / self._tp_group.size()])
-        if self._tp_group.size() > 1:
-            # Summed as a whole, so that all ranks take the same decision from the same bits.
-            dist.all_reduce(total, group=self._tp_group)
+        total = torch.stack([squares[True], squares[False] / self._groups.tp.size()])
+        if self._groups.world.size() > 1:
+            if self._groups.dp.rank() > 0:
+                total.zero_()
+            dist.all_reduce(total, group=self._groups.world)
         return total.sum().sqrt().item()
 
     def _clip(self, norm: float) -> None:

@@ -61,7 +61,7 @@ class SlotTable:
             adapter.optimizer,
             state.clock,
             moments,
-            self._model.tp_group,
+            self._model.groups,
             frozen=frozen_tensors(adapter, lora),
         )
         self._free.remove(slot)

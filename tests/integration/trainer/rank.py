@@ -1,11 +1,12 @@
-"""One rank of a trainer in a process of its own: runs the calls of a JSON plan and prints the replies.
+"""One rank of trainers in a process of its own: for each line `PLAN RANK` on its input, a line with the reply.
 
-Usage: python -m tests.integration.trainer.rank PLAN RANK. The plan: model, store, world_size, rendezvous, seed, alpha,
-steps (samples' refs), start (a state's ref, or null for a fresh one), gradients (a path that rank 0 writes, or null).
+The file PLAN is JSON: model, store, layout (fields of TrainerConfig), rendezvous, dropout, algorithm, steps (samples'
+refs), start (a state's ref, or null for a fresh one).
 """
 
 import json
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -14,70 +15,72 @@ from lora_rl.store import BlobRef
 from lora_rl.trainer.actor import TrainerActor
 from lora_rl.trainer.types import AdapterBatch
 
-ALGORITHM = AlgorithmConfig(max_mismatch=None, entropy_coefficient=0.01)
 
-
-def main(plan: dict[str, Any], rank: int) -> dict[str, Any]:
-    world_size = plan["world_size"]
-    adapter = AdapterConfig(
-        rank=4, alpha=8, dropout=plan["dropout"], optimizer=OptimizerConfig(lr=1e-2, clip_grad_norm=0.05)
-    )
-    store = StoreConfig(uri=plan["store"])
+def run(plan: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train by the plan, export, and take the gradient of one more batch."""
+    layout = TrainerConfig(max_tokens_per_gpu=64, **plan["layout"])
     trainer = TrainerActor(
-        model_path=plan["model"],
-        dtype="float32",
-        trainer=TrainerConfig(tensor_parallel=world_size, max_tokens_per_gpu=64, recompute=plan["recompute"]),
-        rank=rank,
-        world_size=world_size,
+        model_path=plan["model"], dtype="float32", trainer=layout, rank=rank, world_size=layout.world_size
     )
     trainer.start(plan["rendezvous"])
+    try:
+        return _train(trainer, plan)
+    finally:
+        trainer.shutdown()
+
+
+def _train(trainer: TrainerActor, plan: dict[str, Any]) -> dict[str, Any]:
+    adapter = AdapterConfig(rank=4, alpha=8, optimizer=OptimizerConfig(lr=1e-2, clip_grad_norm=0.05), **plan["adapter"])
+    store = StoreConfig(uri=plan["store"])
+    common: dict[str, Any] = {
+        "adapter": adapter,
+        "algorithm": AlgorithmConfig(max_mismatch=None, entropy_coefficient=0.01, **plan["algorithm"]),
+        "sampling": SamplingConfig(),
+    }
     if plan["start"] is None:
-        state = trainer.new_state(store=store, adapter=adapter, seed=0)
+        states = [trainer.new_state(store=store, adapter=adapter, seed=0)]
     else:
-        state = BlobRef.from_json(plan["start"])
-    metrics: list[dict[str, float]] = []
-    states = [state]
-    for samples in plan["steps"]:
-        reply = trainer.train_step(
-            store=store,
-            adapter=adapter,
-            start=states[-1],
-            samples=BlobRef.from_json(samples),
-            algorithm=ALGORITHM,
-            sampling=SamplingConfig(),
-            seed=0,
-        )
-        states.append(reply.state)
-        metrics.append(
-            {name: value for name, value in reply.metrics.items() if not name.startswith(("time", "memory"))}
-        )
+        states = [BlobRef.from_json(plan["start"])]
+    steps = [BlobRef.from_json(samples) for samples in plan["steps"]]
+    replies = []
+    for samples in steps:
+        replies.append(trainer.train_step(store=store, start=states[-1], samples=samples, seed=0, **common))
+        states.append(replies[-1].state)
     export = trainer.export_adapter(store=store, adapter=adapter, state=states[-1], version=1, base_model_name="base")
-    gradients = _gradients(trainer, store, adapter, states[-1], plan["steps"][0])
-    trainer.shutdown()
+    # Twice: gradients of several calls add up.
+    for _ in range(2):
+        batch = AdapterBatch(start=states[-1], samples=steps[0], **common)
+        trainer.forward_backward(store=store, batches=[batch], seed=0)
     return {
         "states": [state.to_json() for state in states],
-        "metrics": metrics,
+        "stepped": [reply.stepped for reply in replies],
+        "metrics": [_without_time(reply.metrics) for reply in replies],
         "adapter": export.adapter.to_json(),
-        "gradients": gradients,
+        "gradients": _gradients(trainer, adapter.name),
     }
 
 
-def _gradients(trainer: TrainerActor, store: StoreConfig, adapter: AdapterConfig, state: BlobRef, samples: Any) -> Any:
-    """The whole gradient of one more batch, by parameter."""
-    batch = AdapterBatch(
-        adapter=adapter,
-        start=state,
-        samples=BlobRef.from_json(samples),
-        algorithm=ALGORITHM,
-        sampling=SamplingConfig(),
-    )
-    trainer.forward_backward(store=store, batches=[batch], seed=0)
-    tenant = trainer._table.find(adapter.name)
+def _gradients(trainer: TrainerActor, name: str) -> Any:
+    tenant = trainer._table.find(name)
     return {
         parameter.name: trainer._bank.whole(parameter.value.grad, parameter.split_dim).tolist()
         for parameter in tenant.optimizer.parameters
     }
 
 
+def _without_time(metrics: dict[str, float]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in metrics.items()
+        if not name.startswith(("time", "memory")) and not name.endswith("_per_s")
+    }
+
+
 if __name__ == "__main__":
-    print(json.dumps(main(json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]))))
+    for line in sys.stdin:
+        path, rank = line.split()
+        try:
+            reply = run(json.loads(Path(path).read_text()), int(rank))
+        except Exception:
+            reply = {"error": traceback.format_exc()}
+        print(json.dumps(reply), flush=True)

@@ -90,7 +90,7 @@ def _fresh_optimizer(bank: SlotBank, slot: int) -> SlotOptimizer:
     weights = random_weights(bank, lora, seed=slot)
     moments = {moment: {name: torch.zeros_like(weight) for name, weight in weights.items()} for moment in MOMENTS}
     config = OptimizerConfig(lr=LEARNING_RATES[slot], weight_decay=0.01)
-    return SlotOptimizer(bank.fill(slot, lora, weights), config, Clock(), moments, bank._model.tp_group)
+    return SlotOptimizer(bank.fill(slot, lora, weights), config, Clock(), moments, bank._model.groups)
 
 
 def _weights(optimizer: SlotOptimizer) -> dict[str, torch.Tensor]:

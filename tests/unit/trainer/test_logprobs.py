@@ -4,20 +4,9 @@ import torch
 from lora_rl.trainer import logprobs
 from lora_rl.trainer.logprobs import token_logprobs
 from tests.tolerances import FORMULA
+from tests.unit.trainer.one_rank import OneRank
 
 ROWS, WIDTH, VOCAB = 11, 8, 37
-
-
-class OneRank:
-    """A group of this rank alone."""
-
-    @staticmethod
-    def rank() -> int:
-        return 0
-
-    @staticmethod
-    def size() -> int:
-        return 1
 
 
 @pytest.fixture(params=[1 << 22, 2 * VOCAB])

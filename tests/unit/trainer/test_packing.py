@@ -78,3 +78,15 @@ def test_a_sample_without_prompt_or_response_is_refused(empty):
 
 def test_nothing_to_pack_gives_no_micro_batch():
     assert _pack({0: []}) == []
+
+
+def test_an_idle_micro_batch_has_one_row_of_a_slot_and_no_sample():
+    samples = {3: {0: make_sample()}}
+    full, idle = (
+        pack(samples, max_tokens=64, device=CPU, dtype=torch.float32, copy=copy, num_copies=2)[0] for copy in range(2)
+    )
+    assert [piece.sample for piece in full.pieces] == [0]
+    assert idle.pieces == ()
+    assert idle.tokens_T.tolist() == [0]
+    assert [(span.slot, span.start, span.stop) for span in idle.spans] == [(3, 0, 1)]
+    assert (full.number, idle.number) == (0, 1)

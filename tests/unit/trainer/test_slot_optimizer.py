@@ -10,7 +10,7 @@ from lora_rl.trainer.slot_bank import SlotParameter
 from lora_rl.trainer.slot_optimizer import SlotOptimizer, learning_rate
 from lora_rl.trainer.state_io import MOMENTS
 from tests.tolerances import EXACT, FORMULA
-from tests.unit.trainer.test_logprobs import OneRank
+from tests.unit.trainer.one_rank import ONE_RANK
 
 
 def _optimizer(clock: Clock = Clock(), *, frozen: tuple[str, ...] = (), **options) -> SlotOptimizer:
@@ -19,7 +19,7 @@ def _optimizer(clock: Clock = Clock(), *, frozen: tuple[str, ...] = (), **option
         SlotParameter(name=name, value=nn.Parameter(torch.randn(3, 4, generator=draw)), split_dim=None) for name in "ab"
     ]
     moments = {moment: {name: torch.zeros(3, 4) for name in "ab"} for moment in MOMENTS}
-    return SlotOptimizer(parameters, OptimizerConfig(**options), clock, moments, OneRank(), frozen=frozen)
+    return SlotOptimizer(parameters, OptimizerConfig(**options), clock, moments, ONE_RANK, frozen=frozen)
 
 
 def _set_gradients(optimizer: SlotOptimizer, value: float) -> None:
