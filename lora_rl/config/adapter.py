@@ -1,9 +1,9 @@
 """The LoRA adapter that is trained, and how."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator
 
 from lora_rl.config.base import Section
 
@@ -78,6 +78,13 @@ class AdapterConfig(Section):
     are not given; null for a fresh one."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def names_stand_in_a_list(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != "all-linear":
+            raise ValueError(f"must be all-linear or a list, as in [{value}]")
+        return value
 
     @property
     def left_to_init(self) -> frozenset[str]:

@@ -107,8 +107,9 @@ def read_bytes(path: str, start: int | None = None, end: int | None = None) -> b
 
 
 def _read_config(path: str) -> dict[str, Any]:
+    data = read_bytes(path)
     try:
-        config = json.loads(read_bytes(path))
+        config = json.loads(data)
     except ValueError as error:
         raise DataError(f"adapter.init: {path}: not JSON ({error}); copy it again") from error
     if not isinstance(config, dict):
@@ -119,8 +120,9 @@ def _read_config(path: str) -> dict[str, Any]:
 def _tensor_names(path: str) -> set[str]:
     """Names of the tensors in a safetensors file, without PEFT's prefix, from its header: 8 bytes of length, JSON."""
     length = int.from_bytes(read_bytes(path, 0, 8), "little")
+    data = read_bytes(path, 8, 8 + min(length, MAX_HEADER))
     try:
-        header = json.loads(read_bytes(path, 8, 8 + min(length, MAX_HEADER)))
+        header = json.loads(data)
         names = {name.removeprefix(PREFIX) for name in header.keys() - {"__metadata__"}}
     except (ValueError, AttributeError) as error:
         raise DataError(f"adapter.init: {path}: not a whole safetensors file ({error}); copy it again") from error

@@ -78,6 +78,13 @@ def test_rules_between_sections_name_field_value_and_mend(minimal, override, fie
     assert ";" in str(caught.value)
 
 
+def test_one_name_without_brackets_is_told_to_be_a_list(minimal):
+    with pytest.raises(
+        ConfigError, match=r"adapter.target_modules: 'q_proj': .*must be all-linear or a list, as in \[q_proj\]"
+    ):
+        load_config(minimal, ["adapter.target_modules=q_proj"])
+
+
 @pytest.mark.parametrize("name", ["../x", "a/b", ".", "..", ".hidden", "", "x" * 200])
 def test_names_cannot_leave_their_folder(minimal, name):
     with pytest.raises(ConfigError):

@@ -114,8 +114,15 @@ def test_a_uri_is_read_as_a_directory_is(tmp_path):
 
 @pytest.mark.parametrize("uri", ["nowhere", "unknownscheme://bucket/adapter"])
 def test_what_cannot_be_read_is_named(uri):
-    with pytest.raises(DataError, match=rf"adapter.init: {uri}/adapter_config.json: cannot be read .*give a PEFT"):
+    with pytest.raises(DataError, match=rf"^adapter.init: {uri}/adapter_config.json: cannot be read .*give a PEFT"):
         read_peft(uri)
+
+
+def test_weights_in_another_format_are_not_read(tmp_path):
+    directory = make_peft_directory(tmp_path)
+    (directory / "adapter_model.safetensors").rename(directory / "adapter_model.bin")
+    with pytest.raises(DataError, match=r"^adapter.init: .*adapter_model.safetensors: cannot be read"):
+        read_peft(str(directory))
 
 
 def test_damaged_files_are_named(tmp_path):
