@@ -91,10 +91,14 @@ def test_a_state_of_two_ranks_goes_on_at_one_and_comes_back_exactly(workplace, t
     assert _largest_gap(workplace.weights(alone), workplace.weights(pair)) < PARITY * 10
 
 
-def test_dropout_and_recompute_are_the_same_on_two_ranks(workplace):
-    options = {"adapter": {"dropout": 0.2}, "recompute": True, "steps": workplace.batches[:1]}
+@pytest.mark.parametrize(
+    "fields", [{}, {"type": "lora", "only_train": ["lora_B", "*.q_proj"]}], ids=["plain", "shared"]
+)
+def test_dropout_and_recompute_are_the_same_on_two_ranks(workplace, fields):
+    options = {"adapter": {"dropout": 0.2} | fields, "recompute": True, "steps": workplace.batches[:1]}
     one, two = (workplace.train(tp=tp, **options)[0] for tp in (1, 2))
     assert _largest_gap(two["gradients"], one["gradients"]) < PARITY
+    assert _largest_gap(workplace.weights(two), workplace.weights(one)) < PARITY * 10
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
