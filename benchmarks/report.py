@@ -18,7 +18,8 @@ def append_result(path: Path, *, title: str, body: str) -> None:
     """Appends a section with `body` (markdown) to the result file `path`, and prints it."""
     section = f"\n## {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n\n{facts()}\n\n{body}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    before = path.read_text() if path.exists() else f"# {title}\n\n{SHARED_MACHINE}\n"
+    caution = f"{SHARED_MACHINE}\n" if device_kind() == "cpu" else ""
+    before = path.read_text() if path.exists() else f"# {title}\n\n{caution}"
     path.write_text(before + section)
     print(section)
 
@@ -35,13 +36,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def device_kind() -> str:
+    """`gpu` or `cpu`: what the results of this machine are filed under."""
+    return "gpu" if _cards() else "cpu"
+
+
 def device_name() -> str:
     """The GPUs of this machine with driver and memory, or its CPU with cores and load."""
-    if shutil.which("nvidia-smi") is not None:
-        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-        listed = subprocess.run(query, capture_output=True, text=True, check=False)
-        if cards := listed.stdout.strip().splitlines():
-            return f"{len(cards)} x {cards[0]}"
+    if cards := _cards():
+        return f"{len(cards)} x {cards[0]}"
     return f"{cpu_name()}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f} over the last 5 minutes"
 
 
@@ -51,3 +54,10 @@ def cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return "unknown CPU"
+
+
+def _cards() -> list[str]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip().splitlines()

@@ -99,6 +99,11 @@ def faults_between_sections(config: RunConfig) -> list[str]:
             f"sampling.n_samples_per_prompt: {sampling.n_samples_per_prompt} gives every sample a zero advantage "
             f"with {algorithm.advantage.type}; use 2 or more"
         )
+    if config.engine.cuda_graph_sizes and config.engine.enforce_eager:
+        faults.append(
+            f"engine.cuda_graph_sizes: {list(config.engine.cuda_graph_sizes)} are never used under "
+            "engine.enforce_eager; set that to false or leave them out"
+        )
     longest = sampling.max_prompt_tokens + sampling.max_response_tokens
     if longest > config.engine.max_model_len:
         faults.append(

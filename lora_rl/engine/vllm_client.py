@@ -71,6 +71,13 @@ def start_vllm(
         arguments["max_num_batched_tokens"] = max(engine.max_model_len, CPU_BATCH_TOKENS)
         # vLLM compiles a counting function for logprobs in spite of the rest: 20 s at the first probe.
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    if engine.cuda_graph_sizes:
+        # Decoding alone: graphs of whole models need no compilation, and a prefill of many tokens gains nothing.
+        arguments["compilation_config"] = {
+            "mode": "NONE",
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": list(engine.cuda_graph_sizes),
+        }
     if engine.tensor_parallel > 1:
         arguments["distributed_executor_backend"] = "mp"
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))

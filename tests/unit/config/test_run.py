@@ -75,6 +75,13 @@ def test_a_colocated_engine_leaves_room_for_what_the_trainer_keeps_on_the_gpu():
         make_config(engine=engine, placement={"mode": "colocated"})
 
 
+def test_graphs_that_would_never_run_are_refused():
+    sizes = {"cuda_graph_sizes": [8, 256]}
+    assert make_config(engine=sizes | {"enforce_eager": False}).engine.cuda_graph_sizes == (8, 256)
+    with pytest.raises(ConfigError, match=r"engine\.cuda_graph_sizes: \[8, 256\] are never used"):
+        make_config(engine=sizes)
+
+
 def test_differences_name_nested_fields_with_both_values():
     ours, theirs = make_config(adapter={"rank": 8}), make_config()
     lines = differences(ours.model_dump(mode="json"), theirs.model_dump(mode="json"))
