@@ -90,7 +90,8 @@ def run_part(part: Part, sections: Sequence[str], arguments: argparse.Namespace,
     began = time.perf_counter()
     options = ["--tiny"] if arguments.tiny else []
     options += ["--learning-minutes", str(arguments.learning_minutes)]
-    command = [sys.executable, "-u", "-m", "tests.gpu.check", "--within", ",".join(sections), *options]
+    within = f"{part.module}:{','.join(sections)}"
+    command = [sys.executable, "-u", "-m", "tests.gpu.check", "--within", within, *options]
     process = subprocess.Popen(
         [*command, "--out", str(arguments.out)],
         cwd=ROOT,
@@ -128,19 +129,17 @@ def run_part(part: Part, sections: Sequence[str], arguments: argparse.Namespace,
     report.write()
 
 
-def run_within(sections: Sequence[str], scale: Scale) -> None:
+def run_within(module: str, sections: Sequence[str], scale: Scale) -> None:
     """Runs sections in this process; one that fails leaves the next its turn."""
-    for part in PARTS:
-        for section in part.sections:
-            if section in sections:
-                findings = Findings(section)
-                began = time.perf_counter()
-                try:
-                    getattr(importlib.import_module(part.module), section)(findings, scale)
-                # The border between sections: whatever it was, the others are worth their turn.
-                except BaseException as error:
-                    findings.failed(error)
-                findings.note("seconds", time.perf_counter() - began)
+    for section in sections:
+        findings = Findings(section)
+        began = time.perf_counter()
+        try:
+            getattr(importlib.import_module(module), section)(findings, scale)
+        # The border between sections: whatever it was, the others are worth their turn.
+        except BaseException as error:
+            findings.failed(error)
+        findings.note("seconds", time.perf_counter() - began)
 
 
 def main() -> None:
@@ -154,15 +153,17 @@ def main() -> None:
     arguments.out = arguments.out.absolute()
     if arguments.within:
         scale = Scale(tiny=arguments.tiny, out=arguments.out, learning_minutes=arguments.learning_minutes)
-        run_within(arguments.within.split(","), scale)
+        module, _, sections = arguments.within.partition(":")
+        run_within(module, sections.split(","), scale)
         return
     chosen = arguments.only.split(",")
     if unknown := set(chosen) - set(SECTIONS):
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(SECTIONS)}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     report = Report(arguments.out)
-    with tempfile.TemporaryDirectory(prefix="lora-rl-check-") as home, (arguments.out / "check.log").open("w") as log:
-        os.environ["LORA_RL_HOME"] = home
+    scratch = tempfile.TemporaryDirectory(prefix="lora-rl-check-", ignore_cleanup_errors=True)
+    with scratch as home, (arguments.out / "check.log").open("w") as log:
+        os.environ.setdefault("LORA_RL_HOME", home)
         # On a machine whose memory grows as it is used Ray would see it nearly full, and kill its workers.
         os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112, Ray's own spelling
         for part in PARTS:
