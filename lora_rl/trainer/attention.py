@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lora_rl.trainer.megatron_compat import PackedSeqParams, SelfAttention, causal_varlen_attention
+from lora_rl.trainer.flash import causal_varlen_attention
+from lora_rl.trainer.megatron_compat import PackedSeqParams, SelfAttention
 from lora_rl.trainer.pointwise import norm_and_rotate
 
 QUERY_STEP, KEY_STEP = 16, 32

@@ -6,7 +6,6 @@ Importing this module imports both; take Megatron names from here or after it. E
 import builtins
 import importlib.metadata
 import importlib.util
-import inspect
 import io
 import logging
 import resource
@@ -15,12 +14,11 @@ import typing
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 import typing_extensions
-from torch import Tensor
 
 from lora_rl.config import TrainerConfig
 from lora_rl.errors import TrainerError
@@ -131,33 +129,6 @@ with quiet(), _missing_packages_stood_in():
 VERSIONS = {name: importlib.metadata.version(name) for name in ("torch", "megatron-core", "megatron-bridge")}
 
 
-def causal_varlen_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    ends: tuple[Tensor, Tensor],
-    most: tuple[int, int],
-    scale: float,
-) -> Tensor:
-    """torch's variable-length flash attention over asks whose last query stands at their last key.
-
-    Rows [F, H, E]; `ends` are the cumulative numbers of queries and keys from 0, `most` the largest numbers.
-    """
-    from torch.nn.attention.varlen import varlen_attn
-
-    grouped = query.shape[1] != key.shape[1]
-    options: dict[str, Any] = {}
-    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
-        options["enable_gqa"] = grouped
-    elif grouped:
-        # torch 2.11 has no grouped heads here.
-        repeats = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    attention: Any = varlen_attn
-    return attention(query, key, value, *ends, *most, scale=scale, window_size=(-1, 0), **options)
-
-
 def init_distributed(
     rank: int, world_size: int, trainer: TrainerConfig = TrainerConfig(), rendezvous: str | None = None
 ) -> torch.device:
@@ -223,7 +194,6 @@ __all__ = [
     "IdentityOp",
     "PackedSeqParams",
     "SelfAttention",
-    "causal_varlen_attention",
     "get_gpt_layer_local_spec",
     "init_distributed",
     "leave_distributed",

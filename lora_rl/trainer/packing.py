@@ -4,7 +4,7 @@ T rows of a micro-batch, N response tokens in it. Samples of one prompt that mee
 rows: what is computed stays the same, but most of it only once where answers are short. Which meet is said in `plan`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -62,7 +62,8 @@ class _Rows:
     slots: list[int] = field(default_factory=list)
     prompts: dict[tuple[int, tuple[int, ...]], range] = field(default_factory=dict)
     """Rows of each slot's prompts."""
-    asks: list[Ask] = field(default_factory=list)
+    responses: dict[range, list[range]] = field(default_factory=dict)
+    """Rows of each prompt's responses, by those of the prompt."""
     predictors: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
@@ -72,21 +73,31 @@ class _Rows:
         if key not in self.prompts:
             rows = self._append(slot, sample.prompt_tokens, 0)
             self.prompts[key] = rows
-            self.asks.append(Ask(queries=rows, keys=rows))
+            self.responses[rows] = []
         prompt = self.prompts[key]
         response = self._append(slot, sample.response_tokens[:-1], len(prompt))
         start = len(self.targets)
         if response:
-            self.asks.append(Ask(queries=response, keys=[*prompt, *response]))
+            self.responses[prompt].append(response)
         self.predictors += [prompt[-1], *response]
         self.targets += sample.response_tokens
         self.pieces.append(Piece(slot=slot, sample=index, tokens=slice(start, len(self.targets))))
 
     def idle(self, slot: int) -> None:
         """One row that belongs to no sample, but passes through the slot's layers as any other."""
-        row = self._append(slot, [0], 0)
-        self.asks.append(Ask(queries=row, keys=row))
+        self.responses[self._append(slot, [0], 0)] = []
         self.predictors, self.targets = [0], [0]
+
+    def asks(self) -> Iterator[Ask]:
+        """Prompt and response are one sequence where the prompt is not shared: nothing to gather."""
+        for prompt, responses in self.responses.items():
+            if len(responses) == 1 and responses[0].start == prompt.stop:
+                whole = range(prompt.start, responses[0].stop)
+                yield Ask(queries=whole, keys=whole)
+                continue
+            yield Ask(queries=prompt, keys=prompt)
+            for response in responses:
+                yield Ask(queries=response, keys=[*prompt, *response])
 
     def _append(self, slot: int, tokens: list[int], position: int) -> range:
         first = len(self.tokens)
@@ -102,7 +113,7 @@ class _Rows:
             number=self.number,
             tokens_T=torch.tensor(self.tokens, device=device),
             positions_T=torch.tensor(self.positions, device=device),
-            layout=make_layout(self.asks, device, dtype),
+            layout=make_layout(list(self.asks()), device, dtype),
             spans=tuple(
                 Span(slot=self.slots[start], start=start, stop=stop)
                 for start, stop in zip(starts, [*starts[1:], num_rows], strict=True)
