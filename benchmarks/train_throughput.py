@@ -135,20 +135,27 @@ def measure(name: str, case: Case, config: Qwen3Config, run: Callable[[], Any]) 
 def ours(path: Path, recompute: bool) -> Iterator[tuple[FrozenModel, SlotBank]]:
     device = init_distributed(0, 1)
     model = build_model(path, dtype="bfloat16", trainer=TrainerConfig(recompute=recompute), device=device)
-    yield model, SlotBank(model)
-    del model
+    bank = SlotBank(model)
+    yield model, bank
+    del model, bank
     free()
 
 
 def our_step(model: FrozenModel, bank: SlotBank, case: Case, num_slots: int) -> Callable[[], Any]:
     """Forward and backward of one packed micro-batch in which the sequences are dealt to the slots."""
     lora = lora_of(AdapterConfig(rank=RANK), model.num_layers)
-    jobs = []
+    jobs, parameters = [], []
     for slot, samples in enumerate(case.samples(model.vocab_size, num_slots)):
-        bank.fill(slot, lora, bank.fresh_weights(lora, slot))
+        parameters += bank.fill(slot, lora, bank.fresh_weights(lora, slot))
         jobs.append(Job(slot=slot, samples=samples, algorithm=ALGORITHM, sampling=SamplingConfig()))
     learner = Learner(model, bank, max_tokens=case.total + num_slots)
-    return lambda: learner.forward_backward(jobs)
+
+    def step() -> None:
+        learner.forward_backward(jobs)
+        for parameter in parameters:
+            parameter.value.grad = None
+
+    return step
 
 
 @contextmanager
@@ -160,8 +167,9 @@ def theirs(config: Qwen3Config, recompute: bool) -> Iterator[Any]:
     if recompute:
         model.base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
-    yield model.base_model.model
-    del base, model
+    inner = model.base_model.model
+    yield inner
+    del base, model, inner
     free()
 
 
@@ -190,6 +198,7 @@ def free() -> None:
 def profiled(run: Callable[[], Any]) -> str:
     """Where the time of one step goes, by kernel."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    run()
     with torch.profiler.profile(activities=activities) as profile:
         run()
         torch.cuda.synchronize()
@@ -205,18 +214,21 @@ def run_shape(arguments: argparse.Namespace, shape: str) -> list[Measured | None
             with ours(Path(directory) / shape, recompute) as (model, bank):
                 for case in cases:
                     for slots in [1] if recompute else [slots for slots in arguments.slots if slots <= case.sequences]:
-                        step = our_step(model, bank, case, slots)
-                        results.append(measure(f"lora-rl, {slots} slots{note}", case, config, step))
+                        name = f"lora-rl, {slots} slots{note}"
+                        results.append(measure(name, case, config, our_step(model, bank, case, slots)))
                         if arguments.profile and not recompute:
                             name = f"profile-{shape}-{case.sequences}x{case.tokens}-{slots}.txt"
-                            (arguments.profile / name).write_text(profiled(step))
+                            (arguments.profile / name).write_text(profiled(our_step(model, bank, case, slots)))
                         for slot in range(slots):
                             bank.clear(slot)
+                # the name would keep the model in memory beside the next
+                del model, bank
             if not arguments.without_peft:
                 with theirs(config, recompute) as model:
                     for case in cases:
-                        step = their_step(model, config, case)
-                        results.append(measure(f"transformers + PEFT{note}", case, config, step))
+                        name = f"transformers + PEFT{note}"
+                        results.append(measure(name, case, config, their_step(model, config, case)))
+                    del model
     return results
 
 

@@ -10,9 +10,6 @@ from torch import Tensor, nn
 
 from lora_rl.trainer.ranks import Groups
 
-# One launch for all tensors; torch does not list it as public.
-_foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SlotParameter:
@@ -46,5 +43,5 @@ def _sum_in_place(tensors: Sequence[Tensor], group: Any) -> None:
         return
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat, group=group)
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    _foreach_copy_(tensors, [part.view_as(tensor) for tensor, part in zip(tensors, parts, strict=True)])
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))

@@ -28,10 +28,23 @@ class Span:
         return slice(self.start, self.stop)
 
 
-def project(x_TK: Tensor, weights: Sequence[Tensor | None], spans: Sequence[Span]) -> Tensor:
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """Whose rows a packed batch has: spans that cover all rows, or none where every adapter is off."""
+
+    spans: tuple[Span, ...] = ()
+    ends: Tensor | None = None
+    """Where each span stops, int32, on the device: made once, as it would wait for the device at each product."""
+
+    @classmethod
+    def of(cls, spans: tuple[Span, ...], device: torch.device) -> "Routing":
+        return cls(spans=spans, ends=torch.tensor([span.stop for span in spans], dtype=torch.int32, device=device))
+
+
+def project(x_TK: Tensor, weights: Sequence[Tensor | None], routing: Routing) -> Tensor:
     """Each span's rows times its own weight [K, N] of any width: [T, widest N], with zeros where a span has none."""
     present = [weight for weight in weights if weight is not None]
-    if len(present) == len(spans) == 1:
+    if len(present) == len(weights) == 1:
         return x_TK @ present[0]
     width = max(weight.shape[1] for weight in present)
     if _grouped(x_TK):
@@ -39,19 +52,19 @@ def project(x_TK: Tensor, weights: Sequence[Tensor | None], spans: Sequence[Span
         stacked_SKN = torch.stack(
             [nothing if weight is None else F.pad(weight, (0, width - weight.shape[1])) for weight in weights]
         )
-        return _grouped_mm(x_TK, stacked_SKN, spans)
+        return _grouped_mm(x_TK, stacked_SKN, routing.ends)
     out_TN = x_TK.new_zeros(len(x_TK), width)
-    for span, weight in zip(spans, weights, strict=True):
+    for span, weight in zip(routing.spans, weights, strict=True):
         if weight is not None:
             out_TN[span.rows, : weight.shape[1]] = x_TK[span.rows] @ weight
     return out_TN
 
 
-def outer(y_TN: Tensor, x_TK: Tensor, spans: Sequence[Span]) -> Sequence[Tensor]:
-    """The product [N, K] of each span's rows of `y_TN` and `x_TK`."""
-    if len(spans) > 1 and _grouped(x_TK):
-        return _grouped_mm(y_TN.T, x_TK, spans).unbind()
-    return [y_TN[span.rows].T @ x_TK[span.rows] for span in spans]
+def outer(y_TN: Tensor, x_TK: Tensor, routing: Routing) -> Tensor:
+    """The product of each span's rows of `y_TN` and `x_TK`: [spans, N, K]."""
+    if len(routing.spans) > 1 and _grouped(x_TK):
+        return _grouped_mm(y_TN.T, x_TK, routing.ends)
+    return torch.stack([y_TN[span.rows].T @ x_TK[span.rows] for span in routing.spans])
 
 
 def seeded_generator(text: str, device: torch.device) -> torch.Generator:
@@ -65,7 +78,6 @@ def _grouped(x: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.bfloat16
 
 
-def _grouped_mm(left: Tensor, right: Tensor, spans: Sequence[Span]) -> Tensor:
-    ends = torch.tensor([span.stop for span in spans], dtype=torch.int32, device=left.device)
+def _grouped_mm(left: Tensor, right: Tensor, ends: Tensor | None) -> Tensor:
     grouped_mm: Any = torch._grouped_mm  # pyright: ignore[reportPrivateImportUsage]
     return grouped_mm(left, right, ends)

@@ -15,12 +15,20 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def fused_on_cuda(function: Function) -> Function:
-    """`function`, compiled into fused kernels where its first argument is on a GPU; as it stands elsewhere."""
-    compiled = torch.compile(function, dynamic=True)
+    """`function` of tensors with as many rows, compiled into fused kernels on a GPU; as it stands elsewhere.
+
+    The number of rows alone may differ between calls: with any other size unknown, kernels are several times slower.
+    """
+    compiled = torch.compile(function, dynamic=False)
 
     @functools.wraps(function)
     def call(first: Tensor, *rest: Any) -> Any:
-        return (compiled if first.is_cuda else function)(first, *rest)
+        if not first.is_cuda:
+            return function(first, *rest)
+        for argument in (first, *rest):
+            if isinstance(argument, Tensor) and len(argument) == len(first):
+                torch._dynamo.maybe_mark_dynamic(argument, 0)
+        return compiled(first, *rest)
 
     return call  # pyright: ignore[reportReturnType]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lora_rl.trainer.adapter import Lora
 from lora_rl.trainer.gradients import SlotParameter, reduce_gradients
-from lora_rl.trainer.lora_rows import Span, seeded_generator
+from lora_rl.trainer.lora_rows import Routing, Span, seeded_generator
 from lora_rl.trainer.model import FrozenModel
 from lora_rl.trainer.slot_lora import Fused, SlotLoraLinear, SlotWeights
 
@@ -40,7 +40,7 @@ class SlotBank:
     def __init__(self, model: FrozenModel):
         """Puts a `SlotLoraLinear` in the place of each linear layer of `model`."""
         self._model = model
-        self._spans: list[Span] = []
+        self._routing = Routing()
         self._layers: dict[str, SlotLoraLinear] = {}
         self._slots: dict[int, tuple[Lora, list[SlotParameter]]] = {}
         for index, layer in enumerate(model.gpt.decoder.layers):
@@ -48,7 +48,7 @@ class SlotBank:
                 parent, _, attribute = name.partition(".")
                 owner = getattr(layer, parent)
                 modules = tuple(f"model.layers.{index}.{block}.{projection}" for projection in projections)
-                linear = SlotLoraLinear(getattr(owner, attribute), self._fused(name, modules), self._spans)
+                linear = SlotLoraLinear(getattr(owner, attribute), self._fused(name, modules), lambda: self._routing)
                 setattr(owner, attribute, linear)
                 self._layers |= dict.fromkeys(modules, linear)
 
@@ -131,18 +131,13 @@ class SlotBank:
 
         All ranks must call it, with the slots in the same order.
         """
-        gradients = {}
-        for slot in slots:
-            lora, _ = self._slots[slot]
-            for weights in self._layers_of(slot):
-                if weights.a_grad_QK is None or weights.b_grad_NQ is None:
-                    continue
-                gradients |= {block.master: weights.a_grad_QK[block.rows] for block in weights.a_blocks}
-                b_grad_NQ = weights.b_grad_NQ.mul_(lora.scaling)
-                gradients |= {
-                    block.master: b_grad_NQ[block.rows, block.columns].contiguous() for block in weights.b_blocks
-                }
-                weights.a_grad_QK = weights.b_grad_NQ = None
+        gradients: dict[nn.Parameter, Tensor] = {}
+        for layer in dict.fromkeys(self._layers.values()):
+            for holders, (a_grad_SQK, b_grad_SNQ) in layer.gradients.take().items():
+                scalings = [self._slots[slot][0].scaling if slot in layer.slots else 0.0 for slot in holders]
+                b_grad_SNQ.mul_(torch.tensor(scalings)[:, None, None].to(b_grad_SNQ.device, non_blocking=True))
+                for master, gradient in _gradients(layer, holders, a_grad_SQK, b_grad_SNQ):
+                    gradients[master] = gradients[master] + gradient if master in gradients else gradient
         parameters = [parameter for slot in slots for parameter in self._slots[slot][1]]
         reduce_gradients(parameters, gradients, self._model.groups)
         for master, gradient in gradients.items():
@@ -153,6 +148,7 @@ class SlotBank:
         self._slots.pop(slot, None)
         for layer in self._layers.values():
             layer.slots.pop(slot, None)
+            layer.gradients.take()
 
     @contextmanager
     def routed(self, spans: tuple[Span, ...]) -> Iterator[None]:
@@ -160,11 +156,11 @@ class SlotBank:
 
         The backward pass belongs inside: recomputed layers look again.
         """
-        self._spans[:] = spans
+        self._routing = Routing.of(spans, self._model.device)
         try:
             yield
         finally:
-            self._spans.clear()
+            self._routing = Routing()
 
     def share(self, whole: Tensor, split_dim: int | None) -> Tensor:
         """This rank's part of a whole tensor."""
@@ -196,3 +192,21 @@ class SlotBank:
             row_parallel=row_parallel,
             group=self._model.tp_group,
         )
+
+
+def _gradients(
+    layer: SlotLoraLinear, slots: tuple[int, ...], a_grad_SQK: Tensor, b_grad_SNQ: Tensor
+) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Each master of the slots with its gradient."""
+    # One copy for all slots that have a B in the same place: slots are many, and a copy each would cost more.
+    copies: dict[str, Tensor] = {}
+    for number, slot in enumerate(slots):
+        if slot not in layer.slots:
+            continue
+        for block in layer.slots[slot].a_blocks:
+            yield block.master, a_grad_SQK[number, block.rows]
+        for block in layer.slots[slot].b_blocks:
+            place = f"{block.rows} {block.columns}"
+            if place not in copies:
+                copies[place] = b_grad_SNQ[:, block.rows, block.columns].contiguous()
+            yield block.master, copies[place][number]

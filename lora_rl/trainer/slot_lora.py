@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lora_rl.trainer.adapter import Lora
-from lora_rl.trainer.lora_rows import Span, outer, project, seeded_generator
+from lora_rl.trainer.lora_rows import Routing, Span, outer, project, seeded_generator
 from lora_rl.trainer.megatron_compat import mappings
 
 ROW_STEP = 8
@@ -39,9 +39,9 @@ class Block:
     columns: slice = field(default_factory=lambda: slice(None))
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SlotWeights:
-    """One slot's A and B in one layer: copies to multiply by, and their gradients."""
+    """One slot's A and B in one layer, to multiply by."""
 
     a_blocks: Sequence[Block]
     b_blocks: Sequence[Block]
@@ -49,9 +49,6 @@ class SlotWeights:
     b_NQ: Tensor
     """Scaled."""
     dropout: float
-    a_grad_QK: Tensor | None = field(default=None, init=False)
-    b_grad_NQ: Tensor | None = field(default=None, init=False)
-    """Of the scaled B."""
 
     @classmethod
     def of(cls, fused: "Fused", lora: Lora, masters: Mapping[str, nn.Parameter], dtype: torch.dtype) -> "SlotWeights":
@@ -77,12 +74,24 @@ class SlotWeights:
             dropout=lora.dropout,
         )
 
-    def add_gradient(self, a_grad_QK: Tensor, b_grad_NQ: Tensor) -> None:
-        if self.a_grad_QK is None or self.b_grad_NQ is None:
-            self.a_grad_QK, self.b_grad_NQ = a_grad_QK.float(), b_grad_NQ.float()
+
+class GradientStacks:
+    """What backward passes have left of a layer's slots, in float32: one stack for all slots of a micro-batch."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+
+    def add(self, slots: tuple[int, ...], a_grad_SQK: Tensor, b_grad_SNQ: Tensor) -> None:
+        if slots in self._stacks:
+            for stack, gradient in zip(self._stacks[slots], (a_grad_SQK, b_grad_SNQ), strict=True):
+                stack.add_(gradient)
         else:
-            self.a_grad_QK += a_grad_QK
-            self.b_grad_NQ += b_grad_NQ
+            self._stacks[slots] = a_grad_SQK.float(), b_grad_SNQ.float()
+
+    def take(self) -> dict[tuple[int, ...], tuple[Tensor, Tensor]]:
+        """By slots, the gradients of their A's and of their scaled B's; nothing is left."""
+        stacks, self._stacks = self._stacks, {}
+        return stacks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,18 +117,19 @@ class Fused:
 class SlotLoraLinear(nn.Module):
     """A base layer plus, on each slot's rows, scaling · B·A·x for each of its P projections."""
 
-    def __init__(self, base: nn.Module, fused: Fused, spans: list[Span]):
-        """All layers of a model share the list `spans`, which says whose rows the next forward pass has."""
+    def __init__(self, base: nn.Module, fused: Fused, routed: Callable[[], Routing]):
+        """`routed` says whose rows the next forward pass has."""
         super().__init__()
         self.base = base
         self.fused = fused
         self.slots: dict[int, SlotWeights] = {}
         """A slot whose adapter leaves this layer out is missing."""
-        self._spans = spans
+        self.gradients = GradientStacks()
+        self._routed = routed
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        spans = tuple(self._spans)
-        weights = [self.slots.get(span.slot) for span in spans]
+        routing = self._routed()
+        weights = [self.slots.get(span.slot) for span in routing.spans]
         lead = next((slot.a_blocks[0].master for slot in weights if slot is not None), None)
         if lead is None:
             return self.base(x)
@@ -127,65 +137,69 @@ class SlotLoraLinear(nn.Module):
             x = mappings.copy_to_tensor_model_parallel_region(x, self.fused.group)
         base: Any = self.base
         share = (self.fused.group.rank(), self.fused.group.size()) if self.fused.row_parallel else (0, 1)
-        out_TN = _SlotLinear.apply(x.flatten(0, -2), base.weight, base.bias, lead, spans, weights, share)
+        lora = _Lora(routing=routing, weights=weights, noise_share=share, gradients=self.gradients)
+        out_TN = _SlotLinear.apply(x.flatten(0, -2), base.weight, base.bias, lead, lora)
         out = out_TN.unflatten(0, x.shape[:-1])
         if self.fused.row_parallel:
             out = mappings.reduce_from_tensor_model_parallel_region(out, self.fused.group)
         return out, None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Lora:
+    """What a forward pass and its backward pass need beside the layer's input."""
+
+    routing: Routing
+    weights: Sequence[SlotWeights | None]
+    """Of each span."""
+    noise_share: tuple[int, int]
+    gradients: GradientStacks
+
+    @property
+    def present(self) -> list[tuple[int, Span, SlotWeights]]:
+        """Spans that have weights, with their number."""
+        numbered = enumerate(zip(self.routing.spans, self.weights, strict=True))
+        return [(number, span, slot) for number, (span, slot) in numbered if slot is not None]
+
+
 class _SlotLinear(torch.autograd.Function):
-    """W·x + B·A·x, where each span's rows have their own A and B; their gradients go to the span's SlotWeights.
+    """W·x + B·A·x, where each span's rows have their own A and B; their gradients go to `lora.gradients`.
 
     B's product is added into W's: an output of the layer's full width is neither written nor read again. `lead` is any
     parameter that wants a gradient: it says that there is something to differentiate even where `x` is not.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x_TK: Tensor,
-        weight_NK: Tensor,
-        bias_N: Tensor | None,
-        lead: Tensor,
-        spans: Sequence[Span],
-        weights: Sequence[SlotWeights | None],
-        noise_share: tuple[int, int],
-    ) -> Tensor:
+    def forward(ctx: Any, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, lead: Tensor, lora: _Lora) -> Tensor:
         out_TN = F.linear(x_TK, weight_NK, bias_N)
-        down_TQ = project(x_TK, [slot and slot.a_QK.T for slot in weights], spans)
-        for span, slot in _present(spans, weights):
-            for block, drop in _dropped(span, slot, noise_share):
+        down_TQ = project(x_TK, [slot and slot.a_QK.T for slot in lora.weights], lora.routing)
+        for _, span, slot in lora.present:
+            for block, drop in _dropped(span, slot, lora.noise_share):
                 down_TQ[span.rows, block.rows] = drop(x_TK[span.rows]) @ slot.a_QK[block.rows].T
             out_TN[span.rows].addmm_(down_TQ[span.rows, : slot.b_NQ.shape[1]], slot.b_NQ.T)
         ctx.save_for_backward(x_TK, weight_NK, down_TQ)
-        ctx.lora = spans, weights, noise_share
+        ctx.lora = lora
         return out_TN
 
     @staticmethod
-    def backward(ctx: Any, grad_TN: Tensor) -> tuple[Tensor | None, None, None, None, None, None, None]:
+    def backward(ctx: Any, grad_TN: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         x_TK, weight_NK, down_TQ = ctx.saved_tensors
-        spans, weights, noise_share = ctx.lora
-        grad_down_TQ = project(grad_TN, [slot and slot.b_NQ for slot in weights], spans)
-        a_grads, b_grads = outer(grad_down_TQ, x_TK, spans), outer(grad_TN, down_TQ, spans)
+        lora: _Lora = ctx.lora
+        grad_down_TQ = project(grad_TN, [slot and slot.b_NQ for slot in lora.weights], lora.routing)
+        a_grad_SQK = outer(grad_down_TQ, x_TK, lora.routing)
         grad_x_TK = grad_TN @ weight_NK if ctx.needs_input_grad[0] else None
-        for (span, slot), a_grad_QK, b_grad_NQ in zip(zip(spans, weights, strict=True), a_grads, b_grads, strict=True):
-            if slot is None:
-                continue
+        for number, span, slot in lora.present:
             grad_down_tQ = grad_down_TQ[span.rows, : len(slot.a_QK)]
-            dropped = _dropped(span, slot, noise_share)
+            dropped = _dropped(span, slot, lora.noise_share)
             for block, drop in dropped:
-                a_grad_QK[block.rows] = grad_down_tQ[:, block.rows].T @ drop(x_TK[span.rows])
+                a_grad_SQK[number, block.rows] = grad_down_tQ[:, block.rows].T @ drop(x_TK[span.rows])
                 if grad_x_TK is not None:
                     grad_x_TK[span.rows] += drop(grad_down_tQ[:, block.rows] @ slot.a_QK[block.rows])
             if grad_x_TK is not None and not dropped:
                 grad_x_TK[span.rows].addmm_(grad_down_tQ, slot.a_QK)
-            slot.add_gradient(a_grad_QK[: len(slot.a_QK)], b_grad_NQ[:, : len(slot.a_QK)])
-        return grad_x_TK, None, None, None, None, None, None
-
-
-def _present(spans: Sequence[Span], weights: Sequence[SlotWeights | None]) -> list[tuple[Span, SlotWeights]]:
-    return [(span, slot) for span, slot in zip(spans, weights, strict=True) if slot is not None]
+        slots = tuple(span.slot for span in lora.routing.spans)
+        lora.gradients.add(slots, a_grad_SQK, outer(grad_TN, down_TQ, lora.routing))
+        return grad_x_TK, None, None, None, None
 
 
 def _dropped(

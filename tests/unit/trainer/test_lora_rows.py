@@ -1,9 +1,10 @@
 import torch
 
-from lora_rl.trainer.lora_rows import Span, outer, project, seeded_generator
+from lora_rl.trainer.lora_rows import Routing, Span, outer, project, seeded_generator
 from tests.tolerances import FORMULA
 
 SPANS = (Span(slot=0, start=0, stop=3), Span(slot=2, start=3, stop=4), Span(slot=5, start=4, stop=9))
+ROUTING = Routing(spans=SPANS)
 WIDTHS = (2, 4, 3)
 
 
@@ -13,7 +14,7 @@ def _draw(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def test_each_span_is_projected_by_its_own_weight_and_width():
     x_TK, weights = _draw(9, 6), [_draw(6, width, seed=width) for width in WIDTHS]
-    out_TN = project(x_TK, weights, SPANS)
+    out_TN = project(x_TK, weights, ROUTING)
     assert out_TN.shape == (9, 4)
     for span, weight, width in zip(SPANS, weights, WIDTHS, strict=True):
         assert (out_TN[span.rows, :width] - x_TK[span.rows] @ weight).abs().max() < FORMULA * 10
@@ -21,14 +22,14 @@ def test_each_span_is_projected_by_its_own_weight_and_width():
 
 
 def test_a_span_without_weight_gets_zeros():
-    out_TN = project(_draw(9, 6), [_draw(6, 2), None, _draw(6, 2)], SPANS)
+    out_TN = project(_draw(9, 6), [_draw(6, 2), None, _draw(6, 2)], ROUTING)
     assert not out_TN[3:4].any()
     assert out_TN[4:].all()
 
 
 def test_the_outer_product_takes_each_span_s_own_rows():
     y_TN, x_TK = _draw(9, 4), _draw(9, 6, seed=1)
-    for span, product_NK in zip(SPANS, outer(y_TN, x_TK, SPANS), strict=True):
+    for span, product_NK in zip(SPANS, outer(y_TN, x_TK, ROUTING), strict=True):
         assert (product_NK - y_TN[span.rows].T @ x_TK[span.rows]).abs().max() < FORMULA * 10
 
 
