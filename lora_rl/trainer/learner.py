@@ -3,7 +3,7 @@
 B samples of one adapter's batch; N response tokens of the adapter in a micro-batch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,9 +12,11 @@ from torch import Tensor
 from lora_rl.config import AlgorithmConfig, SamplingConfig
 from lora_rl.data.types import Sample
 from lora_rl.trainer.logprobs import token_logprobs
+from lora_rl.trainer.lora_rows import Span
 from lora_rl.trainer.model import FrozenModel
 from lora_rl.trainer.objective import TokenTerms, advantages, micro_loss, sample_weights, shaped_rewards
 from lora_rl.trainer.packing import MicroBatch, pack
+from lora_rl.trainer.pipeline import Passage, Stage
 from lora_rl.trainer.slot_bank import SlotBank
 
 
@@ -56,6 +58,7 @@ class Learner:
         self._model = model
         self._bank = bank
         self._groups = model.groups
+        self._stage = Stage(model)
         self._max_tokens = max_tokens
 
     def forward_backward(self, jobs: Sequence[Job]) -> dict[int, dict[str, float]]:
@@ -72,10 +75,10 @@ class Learner:
                 slot: {i: sample for i, sample in enumerate(batch.job.samples) if batch.learns(i) == learning}
                 for slot, batch in batches.items()
             }
-            for micro_batch in self._packed(chosen):
-                with torch.set_grad_enabled(learning):
-                    self._run(micro_batch, batches, sums)
-                num_rows += len(micro_batch.tokens_T)
+            micro_batches = self._packed(chosen)
+            with torch.set_grad_enabled(learning):
+                self._run(micro_batches, batches, sums)
+            num_rows += sum(len(micro_batch.tokens_T) for micro_batch in micro_batches)
         self._bank.take_gradients(list(batches))
         return self._metrics(jobs, sums, num_rows)
 
@@ -102,37 +105,61 @@ class Learner:
         lengths = [len(sample.response_tokens) for sample in job.samples]
         scores = torch.zeros(sum(lengths), device=self._model.device)
         by_sample = scores.split(lengths)
-        for micro_batch in self._packed({job.slot: dict(enumerate(job.samples))}):
+        micro_batches = self._packed({job.slot: dict(enumerate(job.samples))})
+        for _, number in self._stage.turns(len(micro_batches), backward=False):
+            micro_batch = micro_batches[number]
             with self._bank.routed(micro_batch.spans if adapter_on else ()):
-                logp_N, _ = self._logprobs(micro_batch, {job.slot: job})
-            for piece in micro_batch.pieces:
-                by_sample[piece.sample].copy_(logp_N[piece.tokens])
+                passage = self._stage.forward(micro_batch)
+            if self._groups.is_last_stage:
+                logp_N, _ = self._logprobs(micro_batch, passage.result, {job.slot: job})
+                for piece in micro_batch.pieces:
+                    by_sample[piece.sample].copy_(logp_N[piece.tokens])
         self._groups.sum_spoken(scores)
         return list(by_sample)
 
-    def _run(self, micro_batch: MicroBatch, batches: Mapping[int, _Batch], sums: dict[int, dict[str, Tensor]]) -> None:
-        """Forward, and backward where gradients are on; adds to `sums`."""
-        jobs = {slot: batch.job for slot, batch in batches.items()}
-        spans = tuple(
-            replace(span, dropout_seed=_dropout_seed(jobs[span.slot], micro_batch.number)) for span in micro_batch.spans
-        )
-        with self._bank.routed(spans):
-            logp_N, entropy_N = self._logprobs(micro_batch, jobs)
-            # An idle micro-batch has no samples: it passes through all layers, in step with other copies.
-            losses = [] if micro_batch.pieces else [0 * logp_N.sum()]
-            for span in spans if micro_batch.pieces else ():
-                tokens = micro_batch.tokens_of(span.slot)
-                terms = self._terms(micro_batch, batches[span.slot], logp_N[tokens], entropy_N[tokens])
-                loss, parts = micro_loss(terms, jobs[span.slot].algorithm)
-                losses.append(loss)
-                for name, part in parts.items():
-                    sums[span.slot][name] = sums[span.slot].get(name, 0) + part
-            if torch.is_grad_enabled():
-                torch.stack(losses).sum().backward()
+    def _run(
+        self, micro_batches: Sequence[MicroBatch], batches: Mapping[int, _Batch], sums: dict[int, dict[str, Tensor]]
+    ) -> None:
+        """Each micro-batch forward, and backward where gradients are on; adds to `sums`."""
+        learning = torch.is_grad_enabled()
+        under_way: dict[int, Passage] = {}
+        for direction, number in self._stage.turns(len(micro_batches), backward=learning):
+            micro_batch = micro_batches[number]
+            with self._bank.routed(_spans(micro_batch, batches)):
+                if direction == "backward":
+                    self._stage.backward(under_way.pop(number))
+                    continue
+                passage = self._stage.forward(micro_batch)
+                if self._groups.is_last_stage:
+                    passage.result = self._loss(micro_batch, passage.result, batches, sums)
+                if learning:
+                    under_way[number] = passage
 
-    def _logprobs(self, micro_batch: MicroBatch, jobs: Mapping[int, Job]) -> tuple[Tensor, Tensor]:
+    def _loss(
+        self,
+        micro_batch: MicroBatch,
+        hidden_TD: Tensor,
+        batches: Mapping[int, _Batch],
+        sums: dict[int, dict[str, Tensor]],
+    ) -> Tensor:
+        """The micro-batch's part of the loss, over all its slots; adds to `sums`."""
+        jobs = {slot: batch.job for slot, batch in batches.items()}
+        logp_N, entropy_N = self._logprobs(micro_batch, hidden_TD, jobs)
+        if not micro_batch.pieces:
+            # No sample, but all layers are passed, backward too, in step with other copies.
+            return 0 * logp_N.sum()
+        losses = []
+        for span in micro_batch.spans:
+            tokens = micro_batch.tokens_of(span.slot)
+            terms = self._terms(micro_batch, batches[span.slot], logp_N[tokens], entropy_N[tokens])
+            loss, parts = micro_loss(terms, jobs[span.slot].algorithm)
+            losses.append(loss)
+            for name, part in parts.items():
+                sums[span.slot][name] = sums[span.slot].get(name, 0) + part
+        return torch.stack(losses).sum()
+
+    def _logprobs(self, micro_batch: MicroBatch, hidden_TD: Tensor, jobs: Mapping[int, Job]) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy [N] of all response tokens of the micro-batch."""
-        hidden_TD = self._model.hidden_TD(micro_batch.tokens_T, micro_batch.positions_T, micro_batch.layout)
         temperatures_N = torch.ones(len(micro_batch.targets_N))
         for piece in micro_batch.pieces:
             temperatures_N[piece.tokens] = jobs[piece.slot].sampling.temperature
@@ -171,8 +198,8 @@ class Learner:
             sample_N=sample_N.to(device),
         )
 
-    def _packed(self, samples: Mapping[int, Mapping[int, Sample]]) -> Iterator[MicroBatch]:
-        yield from pack(
+    def _packed(self, samples: Mapping[int, Mapping[int, Sample]]) -> list[MicroBatch]:
+        return pack(
             samples,
             max_tokens=self._max_tokens,
             device=self._model.device,
@@ -199,5 +226,10 @@ class Learner:
         return metrics
 
 
-def _dropout_seed(job: Job, number: int) -> str | None:
-    return None if job.dropout_seed is None else f"{job.dropout_seed}/{number}"
+def _spans(micro_batch: MicroBatch, batches: Mapping[int, _Batch]) -> tuple[Span, ...]:
+    """The micro-batch's rows by slot, with this step's dropout."""
+    seeds = {slot: batch.job.dropout_seed for slot, batch in batches.items()}
+    return tuple(
+        span if (seed := seeds[span.slot]) is None else replace(span, dropout_seed=f"{seed}/{micro_batch.number}")
+        for span in micro_batch.spans
+    )

@@ -22,6 +22,7 @@ import typing_extensions
 
 from lora_rl.config import TrainerConfig
 from lora_rl.errors import TrainerError
+from lora_rl.trainer.ranks import Groups
 
 STAND_INS = {
     "triton": ("megatron.core",),
@@ -117,6 +118,7 @@ if not torch.cuda.is_available():
 with quiet(), _missing_packages_stood_in():
     from megatron.bridge import AutoBridge
     from megatron.core import parallel_state
+    from megatron.core.models.common.language_module.language_module import LanguageModule
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.packed_seq_params import PackedSeqParams
@@ -124,6 +126,10 @@ with quiet(), _missing_packages_stood_in():
     from megatron.core.transformer.attention import SelfAttention
     from megatron.core.transformer.identity_op import IdentityOp
     from megatron.core.transformer.mlp import MLP
+
+if not torch.cuda.is_available():
+    # A tied embedding gets to the last stage by way of CUDA; Megatron-Bridge copies it there all the same.
+    LanguageModule._is_in_embd_group = lambda self: False
 
 # Their own __version__ ends in the commit of whatever repository is the working directory.
 VERSIONS = {name: importlib.metadata.version(name) for name in ("torch", "megatron-core", "megatron-bridge")}
@@ -172,6 +178,25 @@ def init_distributed(
     return device
 
 
+def process_groups(device: torch.device) -> Groups:
+    """This rank's groups under Megatron's layout. All ranks must call it."""
+    pp: Any = parallel_state.get_pipeline_model_parallel_group()
+    pp_back = pp
+    if pp.size() > 1:
+        # Every rank must take part in making each of the groups.
+        distance = dist.get_world_size() // pp.size()
+        stages = [range(first, dist.get_world_size(), distance) for first in range(distance)]
+        pp_back = [dist.new_group(ranks) for ranks in stages][dist.get_rank() % distance]
+    return Groups(
+        device=device,
+        world=dist.group.WORLD,
+        tp=parallel_state.get_tensor_model_parallel_group(),
+        dp=parallel_state.get_data_parallel_group(),
+        pp=pp,
+        pp_back=pp_back,
+    )
+
+
 def peak_memory_gib() -> float:
     """Most memory this process has held: of the device on CUDA, resident on a CPU."""
     if torch.cuda.is_available():
@@ -198,7 +223,7 @@ __all__ = [
     "init_distributed",
     "leave_distributed",
     "mappings",
-    "parallel_state",
     "peak_memory_gib",
+    "process_groups",
     "quiet",
 ]

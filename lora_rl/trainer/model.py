@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -22,7 +21,7 @@ from lora_rl.trainer.megatron_compat import (
     GPTModel,
     IdentityOp,
     get_gpt_layer_local_spec,
-    parallel_state,
+    process_groups,
     quiet,
 )
 from lora_rl.trainer.pointwise import swiglu
@@ -65,20 +64,11 @@ class FrozenModel:
     vocab_size: int
     num_layers: int
     hidden_size: int
-
-    @property
-    def groups(self) -> Groups:
-        return Groups(
-            device=self.device,
-            world=dist.group.WORLD,
-            tp=parallel_state.get_tensor_model_parallel_group(),
-            dp=parallel_state.get_data_parallel_group(),
-            pp=parallel_state.get_pipeline_model_parallel_group(),
-        )
+    groups: Groups
 
     @property
     def tp_group(self) -> Any:
-        return parallel_state.get_tensor_model_parallel_group()
+        return self.groups.tp
 
     @property
     def tp(self) -> int:
@@ -90,14 +80,24 @@ class FrozenModel:
 
     @property
     def head_VD(self) -> Tensor:
-        """This rank's rows [V / tp, D] of the output projection."""
+        """This rank's rows [V / tp, D] of the output projection, on the last stage of the pipeline."""
         tied = self.gpt.share_embeddings_and_output_weights
         head: Any = self.gpt.shared_embedding_or_output_weight() if tied else self.gpt.output_layer.weight
         return head
 
-    def hidden_TD(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
-        """The last layer's normed output [T, D]; row t stands at `positions_T[t]` of its sequence."""
-        embedded = self.gpt.embedding(input_ids=tokens_T[None], position_ids=positions_T[None])
+    def hidden_TD(
+        self, tokens_T: Tensor, positions_T: Tensor, layout: Layout, received_TD: Tensor | None = None
+    ) -> Tensor:
+        """Output [T, D] of this stage's last layer, the model's last one normed.
+
+        Row t stands at `positions_T[t]` of its sequence. `received_TD` is the output of the stage before, if there is
+        one.
+        """
+        embedded = None
+        if received_TD is None:
+            embedded = self.gpt.embedding(input_ids=tokens_T[None], position_ids=positions_T[None])
+        else:
+            self.gpt.set_input_tensor(received_TD[:, None])
         rotary: Any = self.gpt.rotary_pos_emb
         angles_TE = rotary.get_emb(layout.longest)[:, 0, 0].index_select(0, positions_T)
         packed = PackedParams(
@@ -151,6 +151,7 @@ def build_model(
         vocab_size=hf_config.vocab_size,
         num_layers=hf_config.num_hidden_layers,
         hidden_size=hf_config.hidden_size,
+        groups=process_groups(device),
     )
 
 
@@ -197,6 +198,7 @@ def _settings(dtype: torch.dtype, trainer: TrainerConfig, *, on_cpu: bool) -> di
     """What we ask of the provider beyond the model's own config."""
     return {
         "tensor_model_parallel_size": trainer.tensor_parallel,
+        "pipeline_model_parallel_size": trainer.pipeline_parallel,
         "transformer_layer_spec": _layer_spec,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,

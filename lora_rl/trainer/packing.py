@@ -28,15 +28,21 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MicroBatch:
-    """Rows sorted by slot; response tokens and pieces in the same order."""
+class Rows:
+    """What a model computes on."""
 
-    number: int
-    """Among those of all copies of the model."""
     tokens_T: Tensor
     positions_T: Tensor
     """Place of each row in its sequence."""
     layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch(Rows):
+    """Rows sorted by slot; response tokens and pieces in the same order."""
+
+    number: int
+    """Among those of all copies of the model."""
     spans: tuple[Span, ...]
     """Rows of each slot."""
     rows_N: Tensor
@@ -53,7 +59,7 @@ class MicroBatch:
 
 
 @dataclass
-class _Rows:
+class _Draft:
     """A micro-batch in the making, as plain lists."""
 
     number: int
@@ -143,8 +149,8 @@ def pack(
     return [_packed(batches[number], number, batches[0][0].slot).finish(device, dtype) for number in own]
 
 
-def _packed(batch: Batch, number: int, idle_slot: int) -> _Rows:
-    rows = _Rows(number)
+def _packed(batch: Batch, number: int, idle_slot: int) -> _Draft:
+    rows = _Draft(number)
     for entry in batch:
         rows.add(entry.slot, entry.index, entry.sample)
     if not batch:

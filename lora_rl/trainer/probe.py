@@ -8,6 +8,8 @@ from lora_rl.engine.types import Probe
 from lora_rl.trainer.attention import Ask, make_layout
 from lora_rl.trainer.lora_rows import Span
 from lora_rl.trainer.model import FrozenModel
+from lora_rl.trainer.packing import Rows
+from lora_rl.trainer.pipeline import Stage
 from lora_rl.trainer.slot_bank import SlotBank
 
 PROMPT_LENGTH = 16
@@ -32,13 +34,20 @@ def make_probe(model: FrozenModel, bank: SlotBank, slot: int) -> Probe:
 
 
 def _next_logp(model: FrozenModel, bank: SlotBank, prompt: list[int], spans: tuple[Span, ...]) -> Tensor:
-    """Log-probabilities [V] of the token after `prompt`, over all ranks' shares."""
+    """Log-probabilities [V] of the token after `prompt`, on every rank."""
     places = list(range(len(prompt)))
-    layout = make_layout([Ask(queries=places, keys=places)], model.device, model.dtype)
     tokens_T, positions_T = (torch.tensor(values, device=model.device) for values in (prompt, places))
-    with bank.routed(spans):
-        hidden_D = model.hidden_TD(tokens_T, positions_T, layout)[-1]
-    share_V = (hidden_D @ model.head_VD.T).float()
-    shares = [torch.empty_like(share_V) for _ in range(model.tp)]
-    dist.all_gather(shares, share_V, group=model.tp_group)
-    return torch.cat(shares).log_softmax(0).cpu()
+    layout = make_layout([Ask(queries=places, keys=places)], model.device, model.dtype)
+    stage, groups = Stage(model), model.groups
+    logp_V = torch.empty(model.vocab_size, device=model.device)
+    for _ in stage.turns(1, backward=False):
+        with bank.routed(spans):
+            hidden_TD = stage.forward(Rows(tokens_T=tokens_T, positions_T=positions_T, layout=layout)).result
+        if groups.is_last_stage:
+            share_V = (hidden_TD[-1] @ model.head_VD.T).float()
+            shares = [torch.empty_like(share_V) for _ in range(model.tp)]
+            dist.all_gather(shares, share_V, group=model.tp_group)
+            logp_V = torch.cat(shares).log_softmax(0)
+    if groups.pp.size() > 1:
+        dist.broadcast(logp_V, dist.get_global_rank(groups.pp, groups.pp.size() - 1), group=groups.pp)
+    return logp_V.cpu()

@@ -26,6 +26,8 @@ class Groups:
     """Copies of this rank's share of the model."""
     pp: Any
     """Stages, one after the other."""
+    pp_back: Any
+    """The same ranks, for gradients: in one NCCL group they would wait behind activations that no one asks for yet."""
 
     @property
     def is_last_stage(self) -> bool:

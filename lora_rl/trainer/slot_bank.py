@@ -43,7 +43,10 @@ class SlotBank:
         self._routing = Routing()
         self._layers: dict[str, SlotLoraLinear] = {}
         self._slots: dict[int, tuple[Lora, list[SlotParameter]]] = {}
-        for index, layer in enumerate(model.gpt.decoder.layers):
+        layers: Any = model.gpt.decoder.layers
+        for layer in layers:
+            # Megatron counts from 1, over all stages.
+            index = layer.layer_number - 1
             for name, (block, projections) in LAYERS.items():
                 parent, _, attribute = name.partition(".")
                 owner = getattr(layer, parent)
@@ -91,13 +94,14 @@ class SlotBank:
         return weights
 
     def fill(self, slot: int, lora: Lora, weights: Mapping[str, Tensor]) -> list[SlotParameter]:
-        """Put an adapter in a slot, in the place of whatever was there; returns its parameters, in order.
+        """Put an adapter in a slot, in the place of whatever was there; returns this rank's parameters, in order.
 
-        `weights` are whole.
+        `weights` are whole; those of other stages' layers are left.
         """
         self.clear(slot)
         parameters = {}
-        for module in lora.modules:
+        modules = [module for module in lora.modules if module in self._layers]
+        for module in modules:
             row_parallel = self._layers[module].fused.row_parallel
             for name, split_dim in (
                 (lora.name_of_a(module), 1 if row_parallel else None),
@@ -106,7 +110,7 @@ class SlotBank:
                 if name not in parameters:
                     parameters[name] = self._parameter(name, weights, split_dim)
         masters = {name: parameter.value for name, parameter in parameters.items()}
-        for layer in dict.fromkeys(self._layers[module] for module in lora.modules):
+        for layer in dict.fromkeys(self._layers[module] for module in modules):
             layer.slots[slot] = SlotWeights.of(layer.fused, lora, masters, self._model.dtype)
         self._slots[slot] = lora, list(parameters.values())
         self.refresh(slot)
@@ -117,6 +121,9 @@ class SlotBank:
         """Bring the slot's parameters, after a change, to where they are multiplied."""
         lora, _ = self._slots[slot]
         layers = self._layers_of(slot)
+        if not layers:
+            # The adapter is all on other stages.
+            return
         a_blocks = [(weights.a_QK, block) for weights in layers for block in weights.a_blocks]
         b_blocks = [(weights.b_NQ, block) for weights in layers for block in weights.b_blocks]
         scaled = _foreach_mul([block.master for _, block in b_blocks], lora.scaling)

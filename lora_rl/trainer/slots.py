@@ -1,10 +1,16 @@
 """Who lives in which slot. Slots are a cache of train states: the store has all of them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
 
 from lora_rl.config import AdapterConfig
 from lora_rl.trainer.adapter import Lora, frozen_tensors, lora_of
+from lora_rl.trainer.gradients import SlotParameter
 from lora_rl.trainer.model import FrozenModel
+from lora_rl.trainer.pipeline import on_first_stage
 from lora_rl.trainer.slot_bank import SlotBank
 from lora_rl.trainer.slot_optimizer import SlotOptimizer
 from lora_rl.trainer.state_io import MOMENTS, TrainState
@@ -78,16 +84,18 @@ class SlotTable:
             self._free.append(tenant.slot)
 
     def snapshot(self, tenant: Tenant) -> TrainState:
-        """The tenant's state. All ranks must call it."""
-        parameters = tenant.optimizer.parameters
+        """The tenant's state; whole on the first stage of the pipeline. All ranks must call it."""
+        optimizer, shapes = tenant.optimizer, self._bank.shapes(tenant.lora)
+
+        def gathered(part: Callable[[SlotParameter], Tensor]) -> dict[str, Tensor]:
+            own = {p.name: self._bank.whole(part(p), p.split_dim) for p in optimizer.parameters}
+            return on_first_stage(own, shapes, self._model.groups)
+
         return TrainState(
             lora=tenant.lora,
-            clock=tenant.optimizer.clock,
+            clock=optimizer.clock,
             seed=tenant.seed,
             base=self._model.fingerprint,
-            weights={p.name: self._bank.whole(p.value, p.split_dim) for p in parameters},
-            moments={
-                moment: {p.name: self._bank.whole(tenant.optimizer.moment(moment, p), p.split_dim) for p in parameters}
-                for moment in MOMENTS
-            },
+            weights=gathered(lambda p: p.value),
+            moments={moment: gathered(partial(optimizer.moment, moment)) for moment in MOMENTS},
         )

@@ -41,6 +41,8 @@ def _train(trainer: TrainerActor, plan: dict[str, Any]) -> dict[str, Any]:
         states = [trainer.new_state(store=store, adapter=adapter, seed=0)]
     else:
         states = [BlobRef.from_json(plan["start"])]
+    trainer.load_state(store=store, adapter=adapter, state=states[0])
+    saved = trainer.save_state(store=store, adapter=adapter)
     steps = [BlobRef.from_json(samples) for samples in plan["steps"]]
     replies = []
     for samples in steps:
@@ -49,9 +51,11 @@ def _train(trainer: TrainerActor, plan: dict[str, Any]) -> dict[str, Any]:
     export = trainer.export_adapter(store=store, adapter=adapter, state=states[-1], version=1, base_model_name="base")
     # Twice: gradients of several calls add up.
     for _ in range(2):
-        batch = AdapterBatch(start=states[-1], samples=steps[0], **common)
-        trainer.forward_backward(store=store, batches=[batch], seed=0)
+        for samples in steps[:1]:
+            batch = AdapterBatch(start=states[-1], samples=samples, **common)
+            trainer.forward_backward(store=store, batches=[batch], seed=0)
     return {
+        "saved": saved.to_json(),
         "states": [state.to_json() for state in states],
         "stepped": [reply.stepped for reply in replies],
         "metrics": [_without_time(reply.metrics) for reply in replies],
@@ -65,6 +69,7 @@ def _gradients(trainer: TrainerActor, name: str) -> Any:
     return {
         parameter.name: trainer._bank.whole(parameter.value.grad, parameter.split_dim).tolist()
         for parameter in tenant.optimizer.parameters
+        if parameter.value.grad is not None
     }
 
 

@@ -108,22 +108,77 @@ def test_other_families_are_the_same_on_two_ranks(workplace, family):
     assert _largest_gap(two["gradients"], one["gradients"]) < PARITY
 
 
-LAYOUTS = {"dp2": {"dp": 2}, "dp3": {"dp": 3}, "tp2dp2": {"tp": 2, "dp": 2}}
+LAYOUTS = {
+    "dp2": {"dp": 2},
+    "dp3": {"dp": 3},
+    "pp2": {"pp": 2},
+    "tp2dp2": {"tp": 2, "dp": 2},
+    "tp2pp2": {"tp": 2, "pp": 2},
+    "pp2dp2": {"pp": 2, "dp": 2},
+}
+
+
+def _one_reply(replies: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all ranks reply alike, with the gradients of all stages."""
+    gradients = {}
+    for reply in replies:
+        for name, gradient in reply.pop("gradients").items():
+            assert gradients.setdefault(name, gradient) == gradient
+    assert all(reply == replies[0] for reply in replies)
+    return replies[0] | {"gradients": gradients}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_a_layout_has_the_outputs_gradients_and_weights_of_one_rank(workplace, one, layout):
-    replies = workplace.train(**layout)
-    assert all(reply == replies[0] for reply in replies)
-    assert replies[0]["states"][0] == one["states"][0]
-    _assert_close(workplace, replies[0], one)
+    reply = _one_reply(workplace.train(**layout))
+    assert reply["states"][0] == one["states"][0]
+    _assert_close(workplace, reply, one)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_a_state_passes_through_a_layout_byte_by_byte(workplace, one, layout):
+    reply = _one_reply(workplace.train(start=one["states"][-1], steps=workplace.batches[:1], **layout))
+    assert reply["saved"] == one["states"][-1]
+    alone = workplace.train(start=reply["states"][-1], steps=workplace.batches[:1])[0]
+    assert alone["saved"] == reply["states"][-1]
+
+
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"pp": 2}], ids=["dp2", "pp2"])
 @pytest.mark.parametrize("where", ["loss", "reward"])
-def test_reference_and_old_log_probabilities_are_those_of_one_rank(workplace, where):
+def test_reference_and_old_log_probabilities_are_those_of_one_rank(workplace, where, layout):
     options = {
         "steps": workplace.batches[:1],
         "algorithm": {"kl": {"where": where, "coefficient": 0.1}, "old_logp": "recompute"},
     }
-    one, copies = workplace.train(**options)[0], workplace.train(dp=2, **options)[0]
-    _assert_close(workplace, copies, one)
+    one, split = workplace.train(**options)[0], _one_reply(workplace.train(**layout, **options))
+    _assert_close(workplace, split, one)
+
+
+@pytest.mark.parametrize("layers", ["*.layers.0.*", "*.layers.1.*"])
+def test_a_stage_that_holds_nothing_of_an_adapter_passes_on(workplace, layers):
+    options = {"steps": workplace.batches[:1], "adapter": {"target_modules": [layers]}}
+    one, split = workplace.train(**options)[0], _one_reply(workplace.train(pp=2, **options))
+    _assert_close(workplace, split, one)
+
+
+def test_dropout_and_recompute_are_the_same_on_two_stages(workplace):
+    options = {"adapter": {"dropout": 0.2}, "recompute": True, "steps": workplace.batches[:1]}
+    one, split = workplace.train(**options)[0], _one_reply(workplace.train(pp=2, **options))
+    _assert_close(workplace, split, one)
+
+
+def test_the_exported_adapter_and_probe_of_two_stages_are_whole(workplace, one):
+    split = _one_reply(workplace.train(pp=2, start=one["states"][-1], steps=[]))
+    for part in ("weights", "config"):
+        assert split["adapter"][part] == one["adapter"][part]
+    probes = [
+        json.loads(workplace.store.get_blob(BlobRef.from_json(reply["adapter"]["probe"]))) for reply in (one, split)
+    ]
+    for name in ("logp", "logp_base"):
+        assert probes[1][name] == pytest.approx(probes[0][name], abs=PARITY)
+
+
+def test_an_untied_head_is_on_the_last_stage(workplace):
+    options = {"family": "llama", "steps": workplace.batches[:1]}
+    one, split = workplace.train(**options)[0], _one_reply(workplace.train(pp=2, **options))
+    _assert_close(workplace, split, one)

@@ -42,14 +42,9 @@ class Rank:
         self.process.stdin.flush()
 
     def reply(self) -> dict[str, Any]:
-        """Of the plan begun last. What failed there is raised here."""
+        """Of the plan begun last; `error` where it failed."""
         line = self.process.stdout.readline()
-        if not line:
-            raise AssertionError(f"the rank died: {self._log.read_text()[-3000:]}")
-        reply = json.loads(line)
-        if "error" in reply:
-            raise AssertionError(reply["error"])
-        return reply
+        return json.loads(line) if line else {"error": f"the rank died: {self._log.read_text()[-3000:]}"}
 
     def kill(self) -> None:
         self.process.kill()
@@ -107,13 +102,13 @@ class Workplace:
         # A rank that fails may leave others waiting in a collective.
         too_late = threading.Timer(DEADLINE_S, self.end)
         too_late.start()
-        try:
-            return [rank.reply() for rank in ranks]
-        except AssertionError:
+        replies = [rank.reply() for rank in ranks]
+        too_late.cancel()
+        errors = [reply["error"] for reply in replies if "error" in reply]
+        if errors:
             self.end()
-            raise
-        finally:
-            too_late.cancel()
+        assert not errors, "\n".join(errors)
+        return replies
 
     def end(self) -> None:
         """End all processes; the next run starts its own."""

@@ -17,4 +17,6 @@ class OneRank:
         return 1
 
 
-ONE_RANK = Groups(device=torch.device("cpu"), world=OneRank(), tp=OneRank(), dp=OneRank(), pp=OneRank())
+ONE_RANK = Groups(
+    device=torch.device("cpu"), world=OneRank(), tp=OneRank(), dp=OneRank(), pp=OneRank(), pp_back=OneRank()
+)
