@@ -38,7 +38,8 @@ STAGES = ("export", "read", "load", "probe", "publish", "first token", "all", "a
 
 async def measure(case: Case, times: int) -> tuple[int, list[dict[str, float]]]:
     """Bytes of the adapter's weights, and the seconds of each round by stage."""
-    with checkpoint(case) as path, TemporaryDirectory() as folder:
+    path = checkpoint(case)
+    with TemporaryDirectory() as folder:
         states = StoreConfig(uri=f"file://{folder}/states")
         exporter = Exporter(case, path, states)
         engine = make_engine(case, path, max_model_len=512, gpu_memory_utilization=0.5)

@@ -29,7 +29,8 @@ PROMPT_TOKENS = 64
 
 async def measure(arguments: argparse.Namespace, case: Case) -> dict[str, list[tuple[int, float]]]:
     """Tokens and seconds of each rollout, by what it ran under."""
-    with checkpoint(case) as path, TemporaryDirectory() as folder:
+    path = checkpoint(case)
+    with TemporaryDirectory() as folder:
         store = StoreConfig(uri=f"file://{folder}")
         exporter = Exporter(case, path, store)
         adapters = [exporter.export(name, exporter.state(name, seed), 0, store) for seed, name in enumerate("abcd")]

@@ -1,11 +1,9 @@
 """Models, adapters and engines for the benchmarks that serve: real small models, and large ones with random weights."""
 
+import gc
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,7 +11,9 @@ import torch
 from benchmarks.shapes import SHAPES, make_checkpoint
 from lora_rl.config import AdapterConfig, EngineConfig, StoreConfig, TrainerConfig
 from lora_rl.engine.actor import EngineActor
+from lora_rl.home import home
 from lora_rl.models import resolve_model
+from lora_rl.models.build import build_directory
 from lora_rl.models.tiny import make_tokenizer
 from lora_rl.store import AdapterRef, BlobRef
 from lora_rl.trainer.actor import TrainerActor
@@ -38,19 +38,27 @@ class Case:
         return f"{self.model}, {weights}{self.dtype}, rank {self.rank}"
 
 
-@contextmanager
-def checkpoint(case: Case) -> Iterator[Path]:
-    """The model's directory; one with random weights is drawn on the GPU, and gone after the block."""
+def checkpoint(case: Case) -> Path:
+    """The model's directory. One with random weights is drawn on the GPU at first, and kept in `$LORA_RL_HOME`."""
     if case.model not in SHAPES:
-        yield resolve_model(case.model)
-        return
-    with TemporaryDirectory(prefix="lora-rl-checkpoint-") as folder:
-        path = Path(folder) / case.model
-        make_checkpoint(SHAPES[case.model], path, device="cuda" if torch.cuda.is_available() else "cpu")
-        make_tokenizer(TOKENIZER_VOCABULARY).save_pretrained(path)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        yield path
+        return resolve_model(case.model)
+    path = home() / "models" / f"random-{case.model}"
+    if not path.exists():
+        print(f"drawing {case.model} into {path}", flush=True)
+        build_directory(path, lambda directory: _draw(case, directory))
+    return path
+
+
+def _draw(case: Case, directory: Path) -> None:
+    make_checkpoint(SHAPES[case.model], directory, device="cuda" if torch.cuda.is_available() else "cpu")
+    make_tokenizer(TOKENIZER_VOCABULARY).save_pretrained(directory)
+    _free_gpu()
+
+
+def _free_gpu() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class Exporter:
@@ -78,8 +86,7 @@ class Exporter:
 
     def close(self) -> None:
         self._trainer.shutdown()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        _free_gpu()
 
     def _adapter(self, name: str) -> AdapterConfig:
         return AdapterConfig(name=name, rank=self._case.rank, alpha=2 * self._case.rank)
