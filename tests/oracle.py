@@ -26,6 +26,40 @@ def peft_from_directory(path: str | Path, directory: str | Path) -> Any:
     return PeftModel.from_pretrained(base_model(path), str(directory)).eval()
 
 
+def trainable_peft_from_directory(path: str | Path, directory: str | Path) -> Any:
+    """As `peft_from_directory`, with trainable LoRA weights."""
+    return PeftModel.from_pretrained(base_model(path), str(directory), is_trainable=True)
+
+
+def gradients_with_experts(model: Any, rank: int) -> dict[str, Tensor]:
+    """Gradients under the trainer's names, from PEFT's, which has one A and B for all experts of a layer.
+
+    `experts.base_layer` is gate and up: A [E 2R, K], B [2N, 2R E] with a block each; `experts` is down.
+    """
+    gradients = {}
+    for name, parameter in lora_parameters(model).items():
+        gradient: Any = parameter.grad
+        if ".mlp.experts." not in name:
+            gradients[name] = gradient
+            continue
+        layer, _, rest = name.partition(".experts.")
+        stacked, end = f"{layer}.experts.*", rest.removeprefix("base_layer.")
+        num_ranks = 2 * rank if rest.startswith("base_layer.") else rank
+        if end == "lora_A.weight":
+            gradient_ERK = gradient.unflatten(0, (-1, num_ranks))
+        else:
+            gradient_ERK = gradient.unflatten(1, (num_ranks, -1)).permute(2, 0, 1)
+        if not rest.startswith("base_layer."):
+            gradients[f"{stacked}.down_proj.{end}"] = gradient_ERK
+        elif end == "lora_A.weight":
+            gradients[f"{stacked}.gate_proj.{end}"], gradients[f"{stacked}.up_proj.{end}"] = gradient_ERK.chunk(2, 1)
+        else:
+            gate, up = gradient_ERK.chunk(2, 1)
+            gradients[f"{stacked}.gate_proj.{end}"] = gate[..., :rank]
+            gradients[f"{stacked}.up_proj.{end}"] = up[..., rank:]
+    return gradients
+
+
 def peft_from_weights(path: str | Path, weights: Mapping[str, Tensor], *, rank: int, alpha: float) -> Any:
     """The base with trainable LoRA weights, named `<projection>.lora_{A,B}.weight`."""
     targets = sorted({name.split(".")[-3] for name in weights})

@@ -49,6 +49,12 @@ def _make_tiny_qwen3(path: Path) -> Path:
     return make_tiny_qwen3(path)
 
 
+def _make_tiny_qwen3_moe(path: Path) -> Path:
+    from lora_rl.models.tiny import make_tiny_qwen3_moe
+
+    return make_tiny_qwen3_moe(path)
+
+
 MODELS = {
     model.name: model
     for model in (
@@ -62,6 +68,11 @@ MODELS = {
             name="tiny-qwen3",
             text="random Qwen3 of two layers (0.1M parameters, fp32, vocabulary 512), for tests and smoke runs",
             make=_make_tiny_qwen3,
+        ),
+        CatalogModel(
+            name="tiny-qwen3-moe",
+            text="random Qwen3-MoE of two layers with eight experts (0.2M parameters, fp32, vocabulary 512), for tests",
+            make=_make_tiny_qwen3_moe,
         ),
     )
 }

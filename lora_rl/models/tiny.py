@@ -16,6 +16,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from lora_rl.errors import ConfigError
@@ -29,7 +31,7 @@ CHAT_TEMPLATE = (
 LETTERS = "etaoinshrdlucmfw"
 """The pairs of these are the merges: 256 of them, so no training corpus is needed."""
 
-Family = Literal["qwen3", "qwen2", "llama"]
+Family = Literal["qwen3", "qwen3_moe", "qwen2", "llama"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,9 @@ class TinyShape:
     """vLLM's attention on a CPU has no kernel for 16."""
     ffn: int = 128
     max_positions: int = 2048
+    experts: int = 8
+    """Experts E of a layer, of which a token takes two; `expert_ffn` is the width of each."""
+    expert_ffn: int = 32
 
 
 def make_tiny_qwen3(
@@ -60,6 +65,18 @@ def make_tiny_qwen3(
     Raises FileExistsError where `path` exists.
     """
     return _make("qwen3", path, seed, tie_embeddings, shape)
+
+
+def make_tiny_qwen3_moe(
+    path: str | Path,
+    *,
+    seed: int = 0,
+    tie_embeddings: bool = True,
+    shape: TinyShape = TinyShape(),
+    norm_topk_prob: bool = True,
+) -> Path:
+    """As `make_tiny_qwen3`, a Qwen3-MoE: experts in every layer, whose weights add to 1 with `norm_topk_prob`."""
+    return _make("qwen3_moe", path, seed, tie_embeddings, shape, norm_topk_prob=norm_topk_prob)
 
 
 def make_tiny_qwen2(
@@ -110,10 +127,10 @@ def make_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     )
 
 
-def _make(family: Family, path: str | Path, seed: int, tie_embeddings: bool, shape: TinyShape) -> Path:
+def _make(family: Family, path: str | Path, seed: int, tie_embeddings: bool, shape: TinyShape, **fields: Any) -> Path:
     path = Path(path)
     tokenizer = make_tokenizer(shape.vocab)
-    model = _random_model(family, seed, tie_embeddings, shape, tokenizer)
+    model = _random_model(family, seed, tie_embeddings, shape, tokenizer, fields)
 
     def fill(directory: Path) -> None:
         model.save_pretrained(directory)
@@ -129,9 +146,11 @@ def _random_model(
     tie_embeddings: bool,
     shape: TinyShape,
     tokenizer: PreTrainedTokenizerFast,
+    fields: dict[str, Any],
 ) -> PreTrainedModel:
     config = _config(
         family,
+        shape,
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
@@ -145,20 +164,27 @@ def _random_model(
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **fields,
     )
     model = _MODEL_CLASSES[family](config).float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.1 * noise if name.endswith("norm.weight") else 0.05 * noise)
+            # A router that is sure of its choice: rounding then does not change who computes a token.
+            scale = 0.5 if name.endswith(".gate.weight") else 0.05
+            parameter.copy_(1 + 0.1 * noise if name.endswith("norm.weight") else scale * noise)
     return model
 
 
-def _config(family: Family, **values: Any) -> PreTrainedConfig:
+def _config(family: Family, shape: TinyShape, **values: Any) -> PreTrainedConfig:
     match family:
         case "qwen3":
             return Qwen3Config(**values)
+        case "qwen3_moe":
+            return Qwen3MoeConfig(
+                **values, num_experts=shape.experts, num_experts_per_tok=2, moe_intermediate_size=shape.expert_ffn
+            )
         case "qwen2":
             return Qwen2Config(**{key: value for key, value in values.items() if key != "head_dim"})
         case "llama":
@@ -167,6 +193,7 @@ def _config(family: Family, **values: Any) -> PreTrainedConfig:
 
 _MODEL_CLASSES = {
     "qwen3": Qwen3ForCausalLM,
+    "qwen3_moe": Qwen3MoeForCausalLM,
     "qwen2": Qwen2ForCausalLM,
     "llama": LlamaForCausalLM,
 }

@@ -9,7 +9,10 @@ from lora_rl.trainer.targets import all_modules, covered_modules, fused_layer, m
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """One B [N, R] for each projection, and one A [R, K] for each projection or, with `shared_a`, fused layer."""
+    """One B [N, R] for each projection, and one A [R, K] for each projection or, with `shared_a`, fused layer.
+
+    For the projections of a layer's E experts the tensors are [E, N, R] and [E, R, K].
+    """
 
     modules: tuple[str, ...]
     """Full names of the projections, in the model's order."""
@@ -47,14 +50,15 @@ class Clock:
     """Steps skipped since the last one whose gradient was finite."""
 
 
-def adapter_faults(adapter: AdapterConfig, num_layers: int | None = None) -> list[str]:
+def adapter_faults(adapter: AdapterConfig, num_layers: int | None = None, *, sparse: bool = False) -> list[str]:
     """Every name in `adapter` that stands for nothing, as `field: value, rule; mend`.
 
-    Without `num_layers` a pattern may name any layer.
+    Without `num_layers` a pattern may name any layer; `sparse` says whether the model's layers have experts.
     """
-    faults = target_faults(adapter, num_layers)
+    faults = target_faults(adapter, num_layers, sparse=sparse)
     # A misspelt target must not make a right `only_train` look wrong.
-    modules = all_modules(num_layers) if faults else covered_modules(adapter, num_layers)
+    everything = all_modules(num_layers, sparse=sparse)
+    modules = everything if faults else covered_modules(adapter, num_layers, sparse=sparse)
     only_train = adapter.only_train
     if only_train is not None and not only_train:
         faults.append("adapter.only_train: is empty, nothing would be trained; name a projection, or give null for all")
@@ -67,13 +71,13 @@ def adapter_faults(adapter: AdapterConfig, num_layers: int | None = None) -> lis
     return faults
 
 
-def lora_of(adapter: AdapterConfig, num_layers: int) -> Lora:
+def lora_of(adapter: AdapterConfig, num_layers: int, *, sparse: bool = False) -> Lora:
     """The adapter that a config asks for. Raises ConfigError for all names that stand for nothing."""
-    faults = adapter_faults(adapter, num_layers)
+    faults = adapter_faults(adapter, num_layers, sparse=sparse)
     if faults:
         raise ConfigError("\n".join(faults))
     return Lora(
-        modules=covered_modules(adapter, num_layers),
+        modules=covered_modules(adapter, num_layers, sparse=sparse),
         rank=adapter.rank,
         scaling=adapter.scaling,
         dropout=adapter.dropout,

@@ -33,7 +33,7 @@ def resolve_init(adapter: AdapterConfig) -> AdapterConfig:
         return adapter
     found = read_peft(adapter.init)
     resolved = adapter.model_copy(update={field: getattr(found, field) for field in adapter.left_to_init})
-    if faults := differences_from(found, resolved, covered_modules(resolved, found.num_layers)):
+    if faults := differences_from(found, resolved, covered_modules(resolved, found.num_layers, sparse=found.sparse)):
         raise ConfigError("\n".join(faults))
     return resolved
 

@@ -1,4 +1,4 @@
-"""The frozen base: a Hugging Face directory as a Megatron GPTModel. Families: Qwen3, Qwen2 (2.5), Llama (SmolLM2)."""
+"""The frozen base: a Hugging Face directory as a Megatron GPTModel."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from lora_rl.config import TrainerConfig
 from lora_rl.errors import TrainerError
+from lora_rl.trainer import moe
 from lora_rl.trainer.attention import Layout, PackedParams, PackedSelfAttention
 from lora_rl.trainer.megatron_compat import (
     MLP,
@@ -30,6 +31,7 @@ from lora_rl.trainer.topology import topology_faults
 
 FAMILIES = {
     "Qwen3ForCausalLM": "Qwen3",
+    moe.ARCHITECTURE: "Qwen3-MoE",
     "Qwen2ForCausalLM": "Qwen2 and Qwen2.5",
     "LlamaForCausalLM": "Llama and SmolLM2",
 }
@@ -65,6 +67,12 @@ class FrozenModel:
     num_layers: int
     hidden_size: int
     groups: Groups
+
+    @property
+    def sparse(self) -> bool:
+        """Whether layers have experts."""
+        config: Any = self.gpt.config
+        return config.num_moe_experts is not None
 
     @property
     def tp_group(self) -> Any:
@@ -127,7 +135,7 @@ def build_model(
     with quiet():
         bridge = AutoBridge.from_hf_pretrained(str(path), dtype=torch_dtype)
         provider = bridge.to_megatron_provider(load_weights=False)
-        settings = _settings(torch_dtype, trainer, on_cpu=device.type == "cpu")
+        settings = _settings(hf_config, torch_dtype, trainer, on_cpu=device.type == "cpu")
         for name, value in settings.items():
             setattr(provider, name, value)
         provider.finalize()
@@ -190,13 +198,18 @@ def _refuse_unsupported(path: Path, hf_config: PreTrainedConfig, trainer: Traine
         if hf_config.to_dict().get(name)
     ]
     faults += topology_faults(trainer, hf_config.to_dict())
+    if _is_sparse(hf_config):
+        faults += moe.config_faults(hf_config)
     if faults:
         raise TrainerError(f"{path}: " + "; ".join(faults))
 
 
-def _settings(dtype: torch.dtype, trainer: TrainerConfig, *, on_cpu: bool) -> dict[str, Any]:
+def _settings(
+    hf_config: PreTrainedConfig, dtype: torch.dtype, trainer: TrainerConfig, *, on_cpu: bool
+) -> dict[str, Any]:
     """What we ask of the provider beyond the model's own config."""
     return {
+        **(moe.SETTINGS if _is_sparse(hf_config) else {}),
         "tensor_model_parallel_size": trainer.tensor_parallel,
         "pipeline_model_parallel_size": trainer.pipeline_parallel,
         "transformer_layer_spec": _layer_spec,
@@ -216,7 +229,10 @@ def _layer_spec(config: Any) -> Any:
     spec: Any = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
     attention, mlp = spec.submodules.self_attention, spec.submodules.mlp
     attention.module, attention.submodules.core_attention = PackedSelfAttention, IdentityOp
-    spec.submodules.mlp = partial(SwigluMlp.as_mlp_submodule, submodules=mlp.keywords["submodules"])
+    if config.num_moe_experts is not None:
+        spec.submodules.mlp = moe.SparseMlp
+    else:
+        spec.submodules.mlp = partial(SwigluMlp.as_mlp_submodule, submodules=mlp.keywords["submodules"])
     return spec
 
 
@@ -228,6 +244,10 @@ class SwigluMlp(MLP):
         down: Any = self.linear_fc2
         gate_up, _ = up(hidden_states)
         return down(swiglu(gate_up))
+
+
+def _is_sparse(hf_config: PreTrainedConfig) -> bool:
+    return hf_config.architectures == [moe.ARCHITECTURE]
 
 
 def _expected(hf_config: PreTrainedConfig) -> dict[str, Any]:
@@ -249,12 +269,13 @@ def _expected(hf_config: PreTrainedConfig) -> dict[str, Any]:
         "layernorm_epsilon": hf_config.rms_norm_eps,
         "share_embeddings_and_output_weights": hf_config.tie_word_embeddings,
         "add_qkv_bias": architecture == "Qwen2ForCausalLM",
-        "qk_layernorm": architecture == "Qwen3ForCausalLM",
+        "qk_layernorm": architecture in ("Qwen3ForCausalLM", moe.ARCHITECTURE),
         "normalization": "RMSNorm",
         "gated_linear_unit": True,
         "add_bias_linear": False,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
+        **(moe.expected_fields(hf_config) if _is_sparse(hf_config) else {}),
     }
 
 
@@ -275,6 +296,8 @@ def _load_weights(path: Path, bridge: AutoBridge, gpt: GPTModel, dtype: torch.dt
             parameter.data = torch.full_like(parameter, torch.nan, dtype=dtype)
     try:
         bridge.load_hf_weights([gpt])
+        if gpt.config.num_moe_experts is not None:
+            moe.load_sparse(path, gpt, dtype)
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise TrainerError(f"{path}: weights cannot be loaded ({error}); save the model again") from error
     # A name that the bridge does not map is skipped with a warning: the NaN shows it.

@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 
 from lora_rl.errors import ConfigError, DataError
-from lora_rl.trainer.targets import ALL_LINEAR, BLOCKS, all_modules, short_names
+from lora_rl.trainer.targets import ALL_LINEAR, BLOCKS, all_modules, of_experts, short_names, stacked_name
 
 PREFIX = "base_model.model."
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
@@ -60,6 +60,11 @@ class PeftAdapter:
     """Full names of its projections, in the model's order."""
     target_modules: tuple[str, ...]
     """Short names where its config means every layer of the base, else `modules`."""
+
+    @property
+    def sparse(self) -> bool:
+        """Whether it adapts experts."""
+        return any(map(of_experts, self.modules))
 
     @property
     def num_layers(self) -> int:
@@ -118,12 +123,15 @@ def _read_config(path: str) -> dict[str, Any]:
 
 
 def _tensor_names(path: str) -> set[str]:
-    """Names of the tensors in a safetensors file, without PEFT's prefix, from its header: 8 bytes of length, JSON."""
+    """Names of the tensors in a safetensors file, without PEFT's prefix, from its header: 8 bytes of length, JSON.
+
+    Those of all experts of a layer count as one.
+    """
     length = int.from_bytes(read_bytes(path, 0, 8), "little")
     data = read_bytes(path, 8, 8 + min(length, MAX_HEADER))
     try:
         header = json.loads(data)
-        names = {name.removeprefix(PREFIX) for name in header.keys() - {"__metadata__"}}
+        names = {stacked_name(name.removeprefix(PREFIX)) for name in header.keys() - {"__metadata__"}}
     except (ValueError, AttributeError) as error:
         raise DataError(f"adapter.init: {path}: not a whole safetensors file ({error}); copy it again") from error
     if not names:
@@ -153,7 +161,8 @@ def _target_modules(asked: Any, modules: tuple[str, ...]) -> tuple[str, ...]:
     kinds = short_names(modules)
     listed = list(BLOCKS) if asked == ALL_LINEAR else asked if isinstance(asked, list) else []
     num_layers = len({_layer(module) for module in modules})
-    everywhere = modules == tuple(m for m in all_modules(num_layers) if m.rpartition(".")[2] in kinds)
+    sparse = any(map(of_experts, modules))
+    everywhere = modules == tuple(m for m in all_modules(num_layers, sparse=sparse) if m.rpartition(".")[2] in kinds)
     return tuple(kinds) if everywhere and {*kinds} <= {*listed} else modules
 
 

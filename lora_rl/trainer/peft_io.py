@@ -14,6 +14,7 @@ from lora_rl.config import AdapterConfig
 from lora_rl.errors import ConfigError, DataError
 from lora_rl.store.canonical import canonical_json
 from lora_rl.trainer.adapter import Lora
+from lora_rl.trainer.expert_names import stack, unstack
 from lora_rl.trainer.init_adapter import differences_from
 from lora_rl.trainer.peft_config import PREFIX, WEIGHTS_FILE, read_bytes, read_peft
 from lora_rl.trainer.state_io import check_shapes
@@ -28,9 +29,10 @@ def export_peft(
         raise DataError(f"adapter {adapter.name}: has no weights to export; let target_modules cover a projection")
     # Each projection gets its own copy of a shared A: safetensors refuses two names for the same memory.
     tensors = {
-        f"{PREFIX}{module}.lora_{letter}.weight": weights[name].to(torch.float32, copy=True).contiguous()
+        f"{PREFIX}{single}": part.to(torch.float32, copy=True).contiguous()
         for module in lora.modules
         for letter, name in (("A", lora.name_of_a(module)), ("B", lora.name_of_b(module)))
+        for single, part in unstack(f"{module}.lora_{letter}.weight", weights[name]).items()
     }
     config = {
         "peft_type": "LORA",
@@ -64,7 +66,7 @@ def import_peft(
         named = safetensors.torch.load(read_bytes(path))
     except SafetensorError as error:
         raise DataError(f"adapter.init: {path}: not a whole safetensors file ({error}); copy it again") from error
-    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in named.items()}
+    tensors = stack({name.removeprefix(PREFIX): tensor for name, tensor in named.items()}, f"adapter.init: {path}")
     if lora.shared_a:
         tensors = _with_shared_a(found.root, tensors, lora)
     check_shapes(tensors, shapes, f"adapter.init: {path}")

@@ -1,7 +1,7 @@
 """The slots of a model: putting adapters in, taking them out, and whose rows the next forward pass has.
 
-Whole tensors are A [R, K] and B [N, R] under the names that `Lora` gives them, in float32 on the CPU, whatever the
-topology.
+Whole tensors are A [R, K] and B [N, R], for experts [E, R, K] and [E, N, R], under the names that `Lora` gives them, in
+float32 on the CPU, whatever the topology.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,9 @@ from lora_rl.trainer.adapter import Lora
 from lora_rl.trainer.gradients import SlotParameter, reduce_gradients
 from lora_rl.trainer.lora_rows import Routing, Span, seeded_generator
 from lora_rl.trainer.model import FrozenModel
+from lora_rl.trainer.slot_experts import ExpertLinear, ExpertPair
 from lora_rl.trainer.slot_lora import Fused, SlotLoraLinear, SlotWeights
+from lora_rl.trainer.targets import EXPERTS, of_experts
 
 LAYERS = {
     "self_attention.linear_qkv": ("self_attn", ("q_proj", "k_proj", "v_proj")),
@@ -26,8 +28,8 @@ LAYERS = {
 }
 """Megatron's linear layers, and the Hugging Face block and projections that each holds."""
 
-ROW_PARALLEL = ("self_attention.linear_proj", "mlp.linear_fc2")
-
+ROW_PARALLEL = ("o_proj", "down_proj")
+"""Projections split on the input, not on the output."""
 
 # One launch for the tensors of all layers; torch does not list them as public.
 _foreach_mul: Any = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
@@ -43,15 +45,25 @@ class SlotBank:
         self._routing = Routing()
         self._layers: dict[str, SlotLoraLinear] = {}
         self._slots: dict[int, tuple[Lora, list[SlotParameter]]] = {}
+        self._experts: dict[str, ExpertLinear] = {}
         layers: Any = model.gpt.decoder.layers
         for layer in layers:
             # Megatron counts from 1, over all stages.
             index = layer.layer_number - 1
+            if model.sparse:
+                layer.mlp.routing = lambda: self._routing
+                self._experts |= {
+                    f"model.layers.{index}.{EXPERTS}.{projection}": linear
+                    for linear in (layer.mlp.experts.fc1, layer.mlp.experts.fc2)
+                    for projection in linear.projections
+                }
             for name, (block, projections) in LAYERS.items():
+                if model.sparse and block == "mlp":
+                    continue
                 parent, _, attribute = name.partition(".")
                 owner = getattr(layer, parent)
                 modules = tuple(f"model.layers.{index}.{block}.{projection}" for projection in projections)
-                linear = SlotLoraLinear(getattr(owner, attribute), self._fused(name, modules), lambda: self._routing)
+                linear = SlotLoraLinear(getattr(owner, attribute), self._fused(modules), lambda: self._routing)
                 setattr(owner, attribute, linear)
                 self._layers |= dict.fromkeys(modules, linear)
 
@@ -60,7 +72,7 @@ class SlotBank:
         config: Any = self._model.gpt.config
         attention = config.kv_channels * config.num_attention_heads
         key_value = config.kv_channels * config.num_query_groups
-        hidden, ffn = config.hidden_size, config.ffn_hidden_size
+        hidden, ffn = config.hidden_size, config.moe_ffn_hidden_size if of_experts(module) else config.ffn_hidden_size
         match module.rpartition(".")[2]:
             case "q_proj":
                 return hidden, attention
@@ -73,13 +85,15 @@ class SlotBank:
             case _:
                 return ffn, hidden
 
-    def shapes(self, lora: Lora) -> dict[str, tuple[int, int]]:
+    def shapes(self, lora: Lora) -> dict[str, tuple[int, ...]]:
         """Shape of each whole tensor of an adapter, in the model's order."""
+        config: Any = self._model.gpt.config
         shapes = {}
         for module in lora.modules:
             width_in, width_out = self.shape(module)
-            shapes[lora.name_of_a(module)] = (lora.rank, width_in)
-            shapes[lora.name_of_b(module)] = (width_out, lora.rank)
+            stacked = (config.num_moe_experts,) if of_experts(module) else ()
+            shapes[lora.name_of_a(module)] = (*stacked, lora.rank, width_in)
+            shapes[lora.name_of_b(module)] = (*stacked, width_out, lora.rank)
         return shapes
 
     def fresh_weights(self, lora: Lora, seed: int) -> dict[str, Tensor]:
@@ -88,7 +102,7 @@ class SlotBank:
         for name, shape in self.shapes(lora).items():
             weight = torch.zeros(shape)
             if name.endswith("lora_A.weight"):
-                bound = shape[1] ** -0.5
+                bound = shape[-1] ** -0.5
                 weight.uniform_(-bound, bound, generator=seeded_generator(f"{seed}/{name}", torch.device("cpu")))
             weights[name] = weight
         return weights
@@ -100,18 +114,21 @@ class SlotBank:
         """
         self.clear(slot)
         parameters = {}
-        modules = [module for module in lora.modules if module in self._layers]
+        modules = [module for module in lora.modules if module in self._layers or module in self._experts]
         for module in modules:
-            row_parallel = self._layers[module].fused.row_parallel
+            row_parallel = module.endswith(ROW_PARALLEL)
             for name, split_dim in (
-                (lora.name_of_a(module), 1 if row_parallel else None),
-                (lora.name_of_b(module), None if row_parallel else 0),
+                (lora.name_of_a(module), -1 if row_parallel else None),
+                (lora.name_of_b(module), None if row_parallel else -2),
             ):
                 if name not in parameters:
                     parameters[name] = self._parameter(name, weights, split_dim)
         masters = {name: parameter.value for name, parameter in parameters.items()}
-        for layer in dict.fromkeys(self._layers[module] for module in modules):
+        for layer in dict.fromkeys(self._layers[module] for module in modules if not of_experts(module)):
             layer.slots[slot] = SlotWeights.of(layer.fused, lora, masters, self._model.dtype)
+        for module in filter(of_experts, modules):
+            pair = ExpertPair(masters[lora.name_of_a(module)], masters[lora.name_of_b(module)], lora.scaling)
+            self._experts[module].pairs.setdefault(slot, {})[module.rpartition(".")[2]] = pair
         self._slots[slot] = lora, list(parameters.values())
         self.refresh(slot)
         return self._slots[slot][1]
@@ -122,7 +139,7 @@ class SlotBank:
         lora, _ = self._slots[slot]
         layers = self._layers_of(slot)
         if not layers:
-            # The adapter is all on other stages.
+            # The adapter is all on experts, or on other stages.
             return
         a_blocks = [(weights.a_QK, block) for weights in layers for block in weights.a_blocks]
         b_blocks = [(weights.b_NQ, block) for weights in layers for block in weights.b_blocks]
@@ -145,6 +162,9 @@ class SlotBank:
                 b_grad_SNQ.mul_(torch.tensor(scalings)[:, None, None].to(b_grad_SNQ.device, non_blocking=True))
                 for master, gradient in _gradients(layer, holders, a_grad_SQK, b_grad_SNQ):
                     gradients[master] = gradients[master] + gradient if master in gradients else gradient
+        for pair in (pair for slot in slots for pair in self._pairs_of(slot)):
+            for master, gradient in pair.take_gradients().items():
+                gradients[master] = gradients[master] + gradient if master in gradients else gradient
         parameters = [parameter for slot in slots for parameter in self._slots[slot][1]]
         reduce_gradients(parameters, gradients, self._model.groups)
         for master, gradient in gradients.items():
@@ -156,6 +176,8 @@ class SlotBank:
         for layer in self._layers.values():
             layer.slots.pop(slot, None)
             layer.gradients.take()
+        for experts in self._experts.values():
+            experts.pairs.pop(slot, None)
 
     @contextmanager
     def routed(self, spans: tuple[Span, ...]) -> Iterator[None]:
@@ -186,12 +208,16 @@ class SlotBank:
     def _layers_of(self, slot: int) -> list[SlotWeights]:
         return [layer.slots[slot] for layer in dict.fromkeys(self._layers.values()) if slot in layer.slots]
 
+    def _pairs_of(self, slot: int) -> list[ExpertPair]:
+        layers = dict.fromkeys(self._experts.values())
+        return [pair for layer in layers for pair in layer.pairs.get(slot, {}).values()]
+
     def _parameter(self, name: str, weights: Mapping[str, Tensor], split_dim: int | None) -> SlotParameter:
         share = self.share(weights[name], split_dim).to(self._model.device, torch.float32, copy=True)
         return SlotParameter(name=name, value=nn.Parameter(share.contiguous()), split_dim=split_dim)
 
-    def _fused(self, name: str, modules: tuple[str, ...]) -> Fused:
-        row_parallel = name in ROW_PARALLEL
+    def _fused(self, modules: tuple[str, ...]) -> Fused:
+        row_parallel = modules[0].endswith(ROW_PARALLEL)
         share = 1 if row_parallel else self._model.tp
         return Fused(
             modules_P=modules,

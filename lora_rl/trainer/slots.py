@@ -56,7 +56,7 @@ class SlotTable:
         if not self._free:
             self.evict(next(iter(self._tenants)))
         slot = min(self._free)
-        lora = lora_of(adapter, self._model.num_layers)
+        lora = lora_of(adapter, self._model.num_layers, sparse=self._model.sparse)
         parameters = self._bank.fill(slot, lora, state.weights)
         moments = {
             moment: {p.name: self._bank.share(state.moments[moment][p.name], p.split_dim) for p in parameters}

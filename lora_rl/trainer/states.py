@@ -78,7 +78,7 @@ class StateKeeper:
                 f"adapter.rank: {adapter.rank} exceeds trainer.max_rank {self._max_rank}; "
                 "lower it or raise trainer.max_rank"
             )
-        return lora_of(adapter, self._model.num_layers)
+        return lora_of(adapter, self._model.num_layers, sparse=self._model.sparse)
 
     def _check(self, state: TrainState, adapter: AdapterConfig, source: str) -> None:
         if state.base != self._model.fingerprint:

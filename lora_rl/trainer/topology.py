@@ -6,7 +6,13 @@ from typing import Any
 
 from lora_rl.config import TrainerConfig
 
-SPLIT_BY_TENSOR_PARALLEL = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+SPLIT_BY_TENSOR_PARALLEL = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "vocab_size",
+)
 SPLIT_BY_PIPELINE = ("num_hidden_layers",)
 """Sizes in a Hugging Face config that every process takes an equal share of."""
 

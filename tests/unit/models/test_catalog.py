@@ -37,7 +37,9 @@ def test_a_directory_is_its_own_answer(tmp_path):
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match=r"'llama-9' is neither .* smollm2-135m-instruct, tiny-qwen3; .*directory"):
+    with pytest.raises(
+        ConfigError, match=r"'llama-9' is neither .* smollm2-135m-instruct, tiny-qwen3, tiny-qwen3-moe; .*directory"
+    ):
         resolve_model("llama-9")
 
 
@@ -59,6 +61,7 @@ def test_the_list_says_which_models_are_there():
     assert {model.name: model.present for model in list_models()} == {
         "smollm2-135m-instruct": False,
         "tiny-qwen3": False,
+        "tiny-qwen3-moe": False,
     }
     resolve_model("tiny-qwen3")
     assert {model.name for model in list_models() if model.present} == {"tiny-qwen3"}

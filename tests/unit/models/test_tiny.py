@@ -15,6 +15,7 @@ from lora_rl.models.tiny import (
     make_tiny_llama,
     make_tiny_qwen2,
     make_tiny_qwen3,
+    make_tiny_qwen3_moe,
     make_tokenizer,
 )
 
@@ -28,7 +29,7 @@ def _weights_sha256(directory: Path) -> str:
     return hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("make", [make_tiny_qwen3, make_tiny_qwen2, make_tiny_llama])
+@pytest.mark.parametrize("make", [make_tiny_qwen3, make_tiny_qwen3_moe, make_tiny_qwen2, make_tiny_llama])
 def test_transformers_loads_every_family_and_generates(make, tmp_path):
     directory = make(tmp_path / "tiny")
     model: Any = AutoModelForCausalLM.from_pretrained(directory)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lora_rl.models.tiny import make_tiny_qwen3
+from lora_rl.models.tiny import make_tiny_qwen3, make_tiny_qwen3_moe
 from lora_rl.trainer.learner import Learner
 from lora_rl.trainer.megatron_compat import init_distributed
 from lora_rl.trainer.model import FrozenModel, build_model
@@ -17,6 +17,12 @@ from lora_rl.trainer.slot_bank import SlotBank
 def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a random two-layer Qwen3, float32, vocabulary 512."""
     return make_tiny_qwen3(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `tiny_qwen3`, a Qwen3-MoE of eight experts."""
+    return make_tiny_qwen3_moe(tmp_path_factory.mktemp("models") / "qwen3_moe")
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +38,11 @@ def model(tiny_qwen3: Path, device: torch.device) -> FrozenModel:
 
 
 @pytest.fixture(scope="session")
+def moe_model(tiny_qwen3_moe: Path, device: torch.device) -> FrozenModel:
+    return build_model(tiny_qwen3_moe, dtype="float32", device=device)
+
+
+@pytest.fixture(scope="session")
 def session_bank(model: FrozenModel) -> SlotBank:
     return SlotBank(model)
 
@@ -42,6 +53,19 @@ def bank(session_bank: SlotBank) -> Iterator[SlotBank]:
     yield session_bank
     for slot in range(8):
         session_bank.clear(slot)
+
+
+@pytest.fixture(scope="session")
+def session_moe_bank(moe_model: FrozenModel) -> SlotBank:
+    return SlotBank(moe_model)
+
+
+@pytest.fixture
+def moe_bank(session_moe_bank: SlotBank) -> Iterator[SlotBank]:
+    """The slots of the model with experts, empty before and after."""
+    yield session_moe_bank
+    for slot in range(8):
+        session_moe_bank.clear(slot)
 
 
 @pytest.fixture

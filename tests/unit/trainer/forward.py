@@ -15,7 +15,8 @@ from lora_rl.trainer.slot_bank import SlotBank
 
 def all_linear(bank: SlotBank, *, rank: int = 4, alpha: float = 8.0, dropout: float = 0.0) -> Lora:
     """An adapter of every projection of the two layers."""
-    return lora_of(AdapterConfig(rank=rank, alpha=alpha, dropout=dropout), num_layers=2)
+    adapter = AdapterConfig(rank=rank, alpha=alpha, dropout=dropout)
+    return lora_of(adapter, num_layers=2, sparse=bank._model.sparse)
 
 
 def random_weights(bank: SlotBank, lora: Lora, seed: int = 0) -> dict[str, Tensor]:

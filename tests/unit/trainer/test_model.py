@@ -8,14 +8,19 @@ from safetensors.torch import load_file, save_file
 
 from lora_rl.config import TrainerConfig
 from lora_rl.errors import TrainerError
-from lora_rl.models.tiny import make_tiny_llama, make_tiny_qwen2, make_tiny_qwen3
+from lora_rl.models.tiny import make_tiny_llama, make_tiny_qwen2, make_tiny_qwen3, make_tiny_qwen3_moe
 from lora_rl.trainer.model import build_model, weights_fingerprint
 from lora_rl.trainer.packing import pack
 from tests.builders import make_training_samples
 from tests.oracle import base_model, logits
 from tests.tolerances import PARITY
 
-MAKERS = {"qwen3": make_tiny_qwen3, "qwen2": make_tiny_qwen2, "llama": make_tiny_llama}
+MAKERS = {
+    "qwen3": make_tiny_qwen3,
+    "qwen3_moe": make_tiny_qwen3_moe,
+    "qwen2": make_tiny_qwen2,
+    "llama": make_tiny_llama,
+}
 
 
 def _build(path: Path, device: torch.device, **options):

@@ -91,3 +91,38 @@ def test_short_names_come_in_the_order_of_a_layer():
 def test_names_are_checked_without_torch():
     code = "import sys, lora_rl.trainer.targets, lora_rl.trainer.adapter; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def _selected_sparse(*target_modules: str) -> list[str]:
+    adapter = AdapterConfig(target_modules=target_modules or "all-linear")
+    return [name.removeprefix("model.layers.") for name in covered_modules(adapter, 1, sparse=True)]
+
+
+EXPERTS = [f"0.mlp.experts.*.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ("*.mlp.experts.*",),
+        ("gate_proj", "up_proj", "down_proj"),
+        ("mlp.experts.*.gate_proj", "*.mlp.experts.*.up_proj", "*.down_proj"),
+        ("linear_fc1", "linear_fc2"),
+        ("decoder.layers.0.mlp.experts.linear_fc1", "mlp.experts.linear_fc2"),
+    ],
+)
+def test_experts_of_a_layer_are_selected_together_by_wildcard_and_by_name(targets):
+    assert _selected_sparse(*targets) == EXPERTS
+    assert target_faults(AdapterConfig(target_modules=targets)) == []
+    assert target_faults(AdapterConfig(target_modules=targets), 1, sparse=True) == []
+
+
+def test_all_linear_covers_attention_and_experts_and_no_router():
+    attention = [f"0.self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    assert _selected_sparse() == attention + EXPERTS
+    assert _selected_sparse("self_attn.*") == attention
+
+
+def test_experts_of_a_model_without_any_are_refused():
+    (fault,) = target_faults(AdapterConfig(target_modules=("*.mlp.experts.*",)), 2)
+    assert fault.startswith("adapter.target_modules: '*.mlp.experts.*' matches no projection")
