@@ -12,13 +12,18 @@ import torch
 
 from lora_rl.config import StoreConfig
 from lora_rl.data.samples_io import write_samples
-from lora_rl.models.tiny import make_tiny_llama, make_tiny_qwen2, make_tiny_qwen3
+from lora_rl.models.tiny import make_tiny_llama, make_tiny_qwen2, make_tiny_qwen3, make_tiny_qwen3_moe
 from lora_rl.store import BlobRef, open_store
 from lora_rl.trainer.state_io import decode_state
 from tests.builders import make_training_samples
 
 ROOT = Path(__file__).parents[3]
-MAKERS = {"qwen3": make_tiny_qwen3, "qwen2": make_tiny_qwen2, "llama": make_tiny_llama}
+MAKERS = {
+    "qwen3": make_tiny_qwen3,
+    "qwen3_moe": make_tiny_qwen3_moe,
+    "qwen2": make_tiny_qwen2,
+    "llama": make_tiny_llama,
+}
 DEADLINE_S = 180
 
 
