@@ -49,6 +49,10 @@ class TrainerError(LoraRlError, RuntimeError):
     """The trainer cannot do the step, or its result must not be used."""
 
 
+class PeerFailed(TrainerError):
+    """A rank of the trainer could not go on because another one failed; the other's own error says why."""
+
+
 class RewardError(LoraRlError, RuntimeError):
     """Rewards that cannot be computed, or that leave nothing to train on."""
 

@@ -18,10 +18,13 @@ from ray.actor import ActorHandle
 from lora_rl.cluster.calls import call
 from lora_rl.cluster.connect import NAMESPACE, connect
 from lora_rl.cluster.gpus import Seat
+from lora_rl.errors import ActorLost, PeerFailed
 
 logger = logging.getLogger("lora_rl.cluster")
 
 LOGS_DEADLINE_S = 10.0
+CAUSE_DEADLINE_S = 10.0
+"""In which Ray has noticed that a process died, after its peers have."""
 
 _log_positions: dict[ActorHandle, int] = {}
 """Number of the last line fetched from each actor: a group lasts for one step only."""
@@ -64,14 +67,17 @@ class ActorGroup:
         """Result of `method` on the first actor, after all have done it.
 
         A synchronous actor cannot be interrupted: on cancellation, a deadline or another rank's failure all are
-        killed. They hold nothing that the store lacks.
+        killed. They hold nothing that the store lacks. Raises the error of the rank that failed first by itself, with
+        its number in a note.
         """
         calls = [
             asyncio.ensure_future(call(getattr(handle, method), deadline_s=deadline_s, **arguments))
             for handle in self.handles
         ]
         try:
-            return (await asyncio.gather(*calls))[0]
+            await _cause_or_end(calls)
+            self._raise_cause(calls)
+            return calls[0].result()
         except BaseException as error:
             if len(self.handles) > 1 or not isinstance(error, Exception) or isinstance(error, TimeoutError):
                 self.kill()
@@ -79,6 +85,18 @@ class ActorGroup:
         finally:
             for pending in calls:
                 pending.cancel()
+
+    def _raise_cause(self, calls: Sequence[asyncio.Future[Any]]) -> None:
+        """Raise what went wrong in one of the calls, if anything did."""
+        failures = [(rank, error) for rank, call in enumerate(calls) if (error := _error(call)) is not None]
+        if not failures:
+            return
+        rank, error = min(failures, key=lambda failure: isinstance(failure[1], PeerFailed))
+        if len(self.handles) > 1:
+            if isinstance(error, ActorLost):
+                raise type(error)(f"{self.role} rank {rank}: {error}") from error
+            error.add_note(f"{self.role} rank {rank} of {len(self.handles)} failed")
+        raise error
 
     async def drain_logs(self) -> list[tuple[int, str]]:
         """(level, text) of what the actors logged since this process last asked them."""
@@ -144,23 +162,36 @@ async def started(group: ActorGroup, *, deadline_s: float, **arguments: Any) -> 
     One that fails, hangs or is no longer waited for is killed, as a start cannot be interrupted; of ranks, all are.
     """
     starts = [asyncio.ensure_future(call(handle.start, deadline_s=deadline_s, **arguments)) for handle in group.handles]
-    until = asyncio.FIRST_EXCEPTION if group.ranked else asyncio.ALL_COMPLETED
     try:
-        await asyncio.wait(starts, return_when=until)
+        await (_cause_or_end(starts) if group.ranked else asyncio.wait(starts))
     finally:
         failed = [handle for handle, start in zip(group.handles, starts, strict=True) if not _succeeded(start)]
         if failed:
             (group if group.ranked else ActorGroup(group.role, failed)).kill()
         for start in starts:
             start.cancel()
-    for start in starts:
-        if start.done() and not start.cancelled():
-            start.result()
+    group._raise_cause(starts)
     return group
 
 
 def _succeeded(start: asyncio.Future[Any]) -> bool:
     return start.done() and not start.cancelled() and start.exception() is None
+
+
+def _error(call: asyncio.Future[Any]) -> BaseException | None:
+    return call.exception() if call.done() and not call.cancelled() else None
+
+
+async def _cause_or_end(calls: Sequence[asyncio.Future[Any]]) -> None:
+    """Wait for all calls, or for one that failed by itself; a rank that merely lost a peer tells of such a one."""
+    await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+    while errors := [error for call in calls if (error := _error(call)) is not None]:
+        waiting = [call for call in calls if not call.done()]
+        if not waiting or not all(isinstance(error, PeerFailed) for error in errors):
+            return
+        done, _ = await asyncio.wait(waiting, timeout=CAUSE_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            return
 
 
 def _start(cast: Cast, rank: int, seat: Seat | None) -> ActorHandle:

@@ -23,7 +23,7 @@ from lora_rl.trainer.megatron_compat import VERSIONS, init_distributed, leave_di
 from lora_rl.trainer.model import FrozenModel, build_model
 from lora_rl.trainer.peft_io import export_peft
 from lora_rl.trainer.probe import make_probe
-from lora_rl.trainer.ranks import first_rank_alone, together
+from lora_rl.trainer.ranks import first_rank_alone, peers_named, together
 from lora_rl.trainer.slot_bank import SlotBank
 from lora_rl.trainer.slots import SlotTable
 from lora_rl.trainer.states import StateKeeper
@@ -42,6 +42,7 @@ class TrainerActor:
         self._world_size = world_size
         self._model: FrozenModel | None = None
 
+    @peers_named
     def start(self, rendezvous: str | None = None) -> dict[str, Any]:
         """Join the other ranks at `rendezvous` (null for one rank alone) and load the model; later calls only reply.
 
@@ -65,18 +66,21 @@ class TrainerActor:
             "memory/peak_gib": peak_memory_gib(),
         }
 
+    @peers_named
     def new_state(self, *, store: StoreConfig, adapter: AdapterConfig, seed: int) -> BlobRef:
         """The state that training starts from: drawn from `seed`, or the PEFT adapter at `adapter.init`."""
         self._started()
         state = together(lambda: self._keeper.create(adapter, seed))
         return self._keeper.put(open_store(store), state)
 
+    @peers_named
     def load_state(self, *, store: StoreConfig, adapter: AdapterConfig, state: BlobRef) -> str:
         """Put a state in a slot; `loaded`, or `already_loaded` where it was there."""
         self._started()
         _, read = self._keeper.restore(open_store(store), adapter, state)
         return "loaded" if read else "already_loaded"
 
+    @peers_named
     def forward_backward(
         self, *, store: StoreConfig, batches: Sequence[AdapterBatch], seed: int
     ) -> dict[str, dict[str, float]]:
@@ -99,6 +103,7 @@ class TrainerActor:
                 self._table.evict(name)
             raise
 
+    @peers_named
     def optim_step(self, *, adapter: AdapterConfig) -> OptimReply:
         """Step the adapter by the gradient it has gathered.
 
@@ -130,6 +135,7 @@ class TrainerActor:
             ),
         )
 
+    @peers_named
     def save_state(self, *, store: StoreConfig, adapter: AdapterConfig) -> BlobRef:
         """The blob of what the adapter's slot holds."""
         self._started()
@@ -138,6 +144,7 @@ class TrainerActor:
             raise TrainerError(f"adapter {adapter.name}: is in no slot; call load_state first")
         return self._keeper.save(open_store(store), tenant)
 
+    @peers_named
     def train_step(
         self,
         *,
@@ -168,6 +175,7 @@ class TrainerActor:
         }
         return StepReply(state=state, stepped=optim.stepped, metrics=metrics)
 
+    @peers_named
     def export_adapter(
         self, *, store: StoreConfig, adapter: AdapterConfig, state: BlobRef, version: int, base_model_name: str
     ) -> ExportReply:

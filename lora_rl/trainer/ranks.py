@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lora_rl.errors import TrainerError
+from lora_rl.errors import PeerFailed
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -62,17 +64,34 @@ class Groups:
 
 
 def together(work: Callable[[], T]) -> T:
-    """`work` on every rank. Where it raises on one, all raise: that one its own error, the others TrainerError."""
+    """`work` on every rank. Where it raises on one, all raise: that one its own error, the others PeerFailed."""
     result, error = _attempt(work)
     if dist.get_world_size() > 1:
         texts: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(texts, None if error is None else f"{type(error).__name__}: {error}")
         failed = [(rank, text) for rank, text in enumerate(texts) if text is not None]
         if failed and error is None:
-            raise TrainerError(f"rank {failed[0][0]} failed: {failed[0][1]}; its own reply has the cause")
+            raise PeerFailed(f"rank {failed[0][0]} failed: {failed[0][1]}; its own reply has the cause")
     if error is not None:
         raise error
     return result  # pyright: ignore[reportReturnType]
+
+
+def peers_named(method: Callable[P, T]) -> Callable[P, T]:
+    """`method`, which raises PeerFailed where a collective broke off because another rank had ended."""
+
+    @wraps(method)
+    def naming(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except RuntimeError as error:
+            # gloo raises a plain RuntimeError that names its source file.
+            if not isinstance(error, dist.DistError) and "gloo/transport" not in str(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise PeerFailed(f"a collective broke off ({reason}); another rank has ended, see its own error") from error
+
+    return naming
 
 
 def first_rank_alone(work: Callable[[], T]) -> T:

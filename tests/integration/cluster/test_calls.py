@@ -15,7 +15,7 @@ from ray.actor import ActorHandle
 from lora_rl.cluster.actors import ActorGroup, Cast, find_or_start, started
 from lora_rl.cluster.calls import call
 from lora_rl.cluster.connect import connect, disconnect
-from lora_rl.errors import ActorLost, DeadlineExceeded, EngineError
+from lora_rl.errors import ActorLost, DeadlineExceeded, EngineError, PeerFailed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -72,6 +72,14 @@ class Rank:
 
     def start(self) -> int:
         return self.rank
+
+    def lose(self, failing: int, by: str) -> None:
+        if failing != self.rank:
+            raise PeerFailed("a collective broke off")  # before the one that failed is heard of
+        time.sleep(1)
+        if by == "death":
+            os._exit(1)
+        raise EngineError("gradient: nan")
 
     def meet(self, failing: int | None = None) -> tuple[int, int]:
         if failing == self.rank:
@@ -196,6 +204,20 @@ async def test_failure_of_one_rank_ends_all_within_seconds() -> None:
         await trainer.call_all("meet", deadline_s=600, failing=1)
     assert time.monotonic() - begun < 10
     assert await gone(trainer.handles[0], "start")
+
+
+async def test_the_error_of_the_rank_that_failed_is_raised_not_that_of_its_peers() -> None:
+    trainer = await started(await ranks("cause", count=3), deadline_s=60)
+    with pytest.raises(EngineError, match="gradient: nan") as caught:
+        await trainer.call_all("lose", deadline_s=600, failing=2, by="error")
+    assert "cause rank 2 of 3 failed" in caught.value.__notes__
+    assert any("in lose" in note for note in caught.value.__notes__)
+
+
+async def test_a_rank_that_died_is_named_before_the_peers_that_lost_it() -> None:
+    trainer = await started(await ranks("dead", count=3), deadline_s=60)
+    with pytest.raises(ActorLost, match="dead rank 2: lose: the actor died"):
+        await trainer.call_all("lose", deadline_s=600, failing=2, by="death")
 
 
 async def test_deadline_of_a_synchronous_actor_ends_it() -> None:

@@ -1,13 +1,16 @@
 """Trainers in processes of their own: every layout computes what one rank does, and a run goes on under another."""
 
 import json
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from lora_rl.store import BlobRef
+from tests.builders import make_training_samples
 from tests.integration.trainer.workplace import Workplace
 from tests.tolerances import EXACT, PARITY
 
@@ -182,3 +185,16 @@ def test_an_untied_head_is_on_the_last_stage(workplace):
     options = {"family": "llama", "steps": workplace.batches[:1]}
     one, split = workplace.train(**options)[0], _one_reply(workplace.train(pp=2, **options))
     _assert_close(workplace, split, one)
+
+
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"pp": 2}, {"dp": 3}], ids=["dp2", "pp2", "dp3"])
+def test_a_sample_that_is_not_a_number_skips_the_step_on_every_rank(workplace, layout):
+    samples = make_training_samples()
+    poisoned = replace(samples[0], logp_rollout=[math.nan] * len(samples[0].logp_rollout))
+    options = {
+        "steps": [workplace.put([poisoned, *samples[1:]]), workplace.batches[1]],
+        "algorithm": {"old_logp": "rollout"},
+    }
+    one, split = workplace.train(**options)[0], _one_reply(workplace.train(**layout, **options))
+    assert one["stepped"] == split["stepped"] == [False, True]
+    assert split["states"][1] == one["states"][1]
