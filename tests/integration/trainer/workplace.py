@@ -1,6 +1,7 @@
 """Trainers whose ranks are processes of their own, over one store."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -30,12 +31,14 @@ DEADLINE_S = 180
 class Rank:
     """A process that runs one rank of a trainer after the other."""
 
-    def __init__(self, log: Path):
+    def __init__(self, log: Path, gpu: int):
+        """Where there are GPUs, it sees but that one."""
         self._log = log
         with log.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.integration.trainer.rank"],
                 cwd=ROOT,
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -100,7 +103,7 @@ class Workplace:
         path = self.folder / f"{name}.json"
         path.write_text(json.dumps(plan | options))
         while len(self._ranks) < num_ranks:
-            self._ranks.append(Rank(self.folder / f"rank{len(self._ranks)}.log"))
+            self._ranks.append(Rank(self.folder / f"rank{len(self._ranks)}.log", gpu=len(self._ranks)))
         ranks = self._ranks[:num_ranks]
         for number, rank in enumerate(ranks):
             rank.begin(path, number)
