@@ -1,36 +1,50 @@
 """The adapter as others can load it."""
 
+import asyncio
+import time
+from typing import Any
+
 from prefect.client.schemas.objects import State
 
 from lora_rl.cluster import roles
 from lora_rl.store import AdapterRef, BlobRef, StepRecord
 from tasks.context import Start
+from tasks.hot_load import stage
 from tasks.step import StepResult, logs_of, run_step, step
 
 
 @step("export_adapter")
 async def export_adapter(at: Start, trained: StepRecord) -> State | StepRecord:
-    """The trained state as a PEFT directory, with the trainer's probe that the engine checks itself against."""
+    """The trained state as a PEFT directory, with the trainer's probe that the engine checks itself against.
+
+    Engines on the trainer's host load it from memory while the store is written; it serves once `hot_load` says so.
+    """
     config = at.config
     state = trained.output("state")
     version = at.n + 1
 
     async def body() -> StepResult:
         trainer = await roles.trainer(config, at.model_path)
+        call: dict[str, Any] = {
+            "deadline_s": config.deadlines.publish_s,
+            "store": at.store,
+            "adapter": config.adapter,
+            "state": state,
+            "version": version,
+            "base_model_name": config.model.name,
+        }
         async with logs_of(trainer):
-            reply = await trainer.call_all(
-                "export_adapter",
-                deadline_s=config.deadlines.publish_s,
-                store=at.store,
-                adapter=config.adapter,
-                state=state,
-                version=version,
-                base_model_name=config.model.name,
+            clock = time.monotonic()
+            handed_over = await trainer.call_all("hand_over", **call)
+            seconds = time.monotonic() - clock
+            reply, _ = await asyncio.gather(
+                trainer.call_all("export_adapter", handed_over=handed_over, **call),
+                stage(at, f"{config.adapter.name}@{version}", handed_over),
             )
         adapter = reply.adapter
         return StepResult(
             outputs={"weights": adapter.weights, "config": adapter.config, "probe": adapter.probe},
-            metrics=reply.metrics,
+            metrics=reply.metrics | {"publish/export_s": seconds},
         )
 
     return await run_step(

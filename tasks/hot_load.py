@@ -2,6 +2,7 @@
 
 import asyncio
 
+from prefect import get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
@@ -9,16 +10,19 @@ from lora_rl.cluster import roles
 from lora_rl.cluster.actors import ActorGroup
 from lora_rl.cluster.calls import call
 from lora_rl.engine import PublishReply
+from lora_rl.errors import LoraRlError
 from lora_rl.store import AdapterRef, StepRecord
+from lora_rl.store.handover import Handover
 from lora_rl.tracking import publish_metrics
-from tasks.context import Iteration
+from tasks.context import START, Iteration, Start
 from tasks.step import StepResult, logs_of, run_step, step
 
 
 async def serve(at: Iteration, adapter: AdapterRef) -> tuple[ActorGroup, list[PublishReply]]:
     """The engines, each serving `adapter`, and what the replicas that lacked it answered.
 
-    An engine is asked what it serves, never assumed: it may have been restarted. A failed load keeps the old adapter.
+    An engine is asked what it serves, never assumed: it may have been restarted. A failed load keeps the old adapter,
+    which all engines go on serving until each has the new one; the error names the replica.
     """
     deadlines = at.config.deadlines
     engines = await roles.engines(at.config, at.model_path)
@@ -32,8 +36,40 @@ async def serve(at: Iteration, adapter: AdapterRef) -> tuple[ActorGroup, list[Pu
             if versions.get(adapter.label) != adapter.digest
         ]
         publish = {"deadline_s": deadlines.publish_s, "store": at.store, "adapter": adapter}
-        replies = await asyncio.gather(*(call(engine.publish, **publish) for engine in missing))
-    return engines, list(replies)
+        replies = await asyncio.gather(*(call(engine.publish, **publish) for engine in missing), return_exceptions=True)
+    for engine, reply in zip(missing, replies, strict=True):
+        if isinstance(reply, BaseException):
+            raise _of_replica(engines.handles.index(engine), reply)
+    return engines, [reply for reply in replies if isinstance(reply, PublishReply)]
+
+
+async def stage(at: Start, label: str, handed_over: Handover) -> None:
+    """Engines beside the trainer load what it hands over, and do not serve it yet.
+
+    It saves time and nothing depends on it, so a failure is only logged: `hot_load` will meet it again.
+    """
+    if at.n == START or at.config.placement.mode == "colocated":
+        return
+    deadline_s = at.config.deadlines.publish_s
+    try:
+        engines = await roles.engines(at.config, at.model_path)
+        await asyncio.gather(
+            *(
+                call(engine.stage, deadline_s=deadline_s, label=label, handover=handed_over)
+                for engine in engines.handles
+            )
+        )
+    except LoraRlError as error:
+        get_run_logger().warning("%s: not loaded while it is exported: %s", label, error)
+
+
+def _of_replica(number: int, error: BaseException) -> BaseException:
+    """The same error, naming the engine that raised it; all others have loaded the adapter or kept the old one."""
+    if not isinstance(error, LoraRlError):
+        return error
+    named = type(error)(f"engine-{number}: {error}")
+    named.__cause__ = error
+    return named
 
 
 @step("hot_load")

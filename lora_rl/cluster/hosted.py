@@ -37,6 +37,9 @@ class EngineHost(LogDraining):
     async def generate(self, **arguments: Any) -> Any:
         return await self._engine.generate(**arguments)
 
+    async def stage(self, **arguments: Any) -> str:
+        return await self._engine.stage(**arguments)
+
     async def publish(self, **arguments: Any) -> Any:
         return await self._engine.publish(**arguments)
 
@@ -110,6 +113,9 @@ class TrainerHost(LogDraining):
 
     def train_step(self, **arguments: Any) -> Any:
         return self._trainer.train_step(**arguments)
+
+    def hand_over(self, **arguments: Any) -> Any:
+        return self._trainer.hand_over(**arguments)
 
     def export_adapter(self, **arguments: Any) -> Any:
         return self._trainer.export_adapter(**arguments)

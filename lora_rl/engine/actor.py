@@ -4,22 +4,36 @@ import asyncio
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lora_rl.config import EngineConfig, SamplingConfig, StoreConfig
 from lora_rl.config.run import ENGINE_MAX_RANKS
-from lora_rl.engine.adapter_files import read_adapter
+from lora_rl.engine.adapter_files import adapter_files
 from lora_rl.engine.environment import set_environment
 from lora_rl.engine.probe import ProbeResult
-from lora_rl.engine.types import Completion, GenerateRequest, PublishOutcome, PublishReply
+from lora_rl.engine.types import Completion, GenerateRequest, Probe, PublishOutcome, PublishReply
 from lora_rl.engine.versions import Version, VersionRegistry
 from lora_rl.errors import EngineError
+from lora_rl.store.handover import Handover, verify
 from lora_rl.store.refs import AdapterRef
 
 if TYPE_CHECKING:
     from lora_rl.engine.serving import AdapterServer
 
 logger = logging.getLogger("lora_rl.engine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged:
+    """An adapter that is loaded and does not serve."""
+
+    handover: str
+    """Digest of the hand-over that it is."""
+    lora_id: int
+    seconds: dict[str, float]
 
 
 class EngineActor:
@@ -39,6 +53,7 @@ class EngineActor:
         self._seed = seed
         self._slots = slots
         self._versions = self._no_versions()
+        self._staged: Staged | None = None
         self._server: AdapterServer | None = None
         self._starting = asyncio.Lock()
         self._publishing = asyncio.Lock()
@@ -56,7 +71,7 @@ class EngineActor:
             started = time.perf_counter()
             if self._server is not None and self._server.dead:
                 await asyncio.to_thread(self._server.shutdown)
-                self._server, self._versions = None, self._no_versions()
+                self._server, self._versions, self._staged = None, self._no_versions(), None
             if self._server is None:
                 self._server = await asyncio.get_running_loop().run_in_executor(self._vllm_parent, self._start_vllm)
                 logger.info("serving %s, up to %d adapter versions", self._model_path, self._versions.capacity)
@@ -91,6 +106,26 @@ class EngineActor:
             self._versions.release(lease)
             await self._unload_unneeded(server)
 
+    async def stage(self, *, label: str, handover: Handover) -> str:
+        """Loads what the trainer hands over as `label`, before it is exported; it serves only when it is published.
+
+        One adapter at a time is staged. Returns `staged`, or `elsewhere` where the trainer is on another host. Raises
+        DigestMismatch, EngineError.
+        """
+        server = self._started()
+        if not Path(handover.directory).is_dir():
+            return "elsewhere"
+        async with self._publishing:
+            await self._drop_staged(server)
+            started = time.perf_counter()
+            await asyncio.to_thread(verify, handover)
+            seconds = {"transfer": time.perf_counter() - started}
+            await self._wait_for_room(server, label.rpartition("@")[0])
+            lora_id = self._versions.new_id()
+            seconds["load"] = await server.load(label, Path(handover.directory), lora_id)
+            self._staged = Staged(handover=handover.digest, lora_id=lora_id, seconds=seconds)
+            return "staged"
+
     async def publish(self, *, store: StoreConfig, adapter: AdapterRef) -> PublishReply:
         """Loads `adapter`, proves by its probe that it acts as in the trainer, and serves it as `<name>@<version>`.
 
@@ -102,16 +137,12 @@ class EngineActor:
             if present is not None and present.same_files(adapter):
                 self._versions.touch(present)
                 return self._reply(PublishOutcome.ALREADY_LOADED, adapter, {}, ProbeResult(error=0.0, effect=0.0))
-            started = time.perf_counter()
-            files = await asyncio.to_thread(read_adapter, store, adapter, max_rank=self._max_rank)
-            seconds = {"read": time.perf_counter() - started}
-            await self._wait_for_room(server, adapter.name)
-            lora_id = self._versions.new_id()
-            result, stages = await server.load(adapter, files, lora_id)
+            lora_id, probe, seconds = await self._load(server, store, adapter)
+            result, proof = await server.prove(adapter, probe, lora_id)
             self._versions.add(adapter, lora_id)
             await self._unload_unneeded(server)
             logger.info("%s loaded, probe error %.2g, effect %.2g", adapter.label, result.error, result.effect)
-            return self._reply(PublishOutcome.LOADED, adapter, seconds | stages, result)
+            return self._reply(PublishOutcome.LOADED, adapter, seconds | proof, result)
 
     async def serving(self) -> dict[str, str]:
         """Digest of each version that takes requests, by `<name>@<version>`, oldest publish first."""
@@ -166,6 +197,29 @@ class EngineActor:
         if self._server is None:
             raise EngineError("engine: not started; call start() first")
         return self._server
+
+    async def _load(
+        self, server: "AdapterServer", store: StoreConfig, adapter: AdapterRef
+    ) -> tuple[int, Probe, dict[str, float]]:
+        """vLLM's number of the loaded adapter, its probe, and seconds by stage. What is staged is not loaded again."""
+        started = time.perf_counter()
+        with ExitStack() as files_end:
+            opening = adapter_files(store, adapter, max_rank=self._max_rank)
+            files = await asyncio.to_thread(files_end.enter_context, opening)
+            if self._staged is not None and self._staged.handover == files.handover:
+                staged, self._staged = self._staged, None
+                return staged.lora_id, files.probe, staged.seconds
+            seconds = {"transfer": time.perf_counter() - started}
+            await self._drop_staged(server)
+            await self._wait_for_room(server, adapter.name)
+            lora_id = self._versions.new_id()
+            seconds["load"] = await server.load(adapter.label, files.directory, lora_id)
+            return lora_id, files.probe, seconds
+
+    async def _drop_staged(self, server: "AdapterServer") -> None:
+        if self._staged is not None:
+            staged, self._staged = self._staged, None
+            await server.discard(staged.lora_id)
 
     async def _wait_for_room(self, server: "AdapterServer", adapter: str) -> None:
         while not self._versions.has_room:

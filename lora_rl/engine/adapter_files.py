@@ -1,55 +1,61 @@
-"""An exported adapter on its way from the store into vLLM: read once, checked, and put where vLLM can load it."""
+"""An exported adapter on its way to vLLM: found in shared memory or read from the store, and checked."""
 
 import json
+import os
 import re
+import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import safetensors
+from typing import Any
 
 from lora_rl.config import StoreConfig
 from lora_rl.engine.types import Probe
 from lora_rl.errors import DataError
 from lora_rl.store import open_store
+from lora_rl.store.handover import CONFIG, PROBE, WEIGHTS, find, shared_folder
 from lora_rl.store.refs import AdapterRef
 
 _WEIGHT = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
-_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterFiles:
-    """The contents of one exported version."""
+    """One exported version, as vLLM can load it."""
 
-    weights: bytes
-    """adapter_model.safetensors"""
-    config: bytes
-    """adapter_config.json"""
+    directory: Path
+    """A PEFT directory."""
     probe: Probe
-
-
-def read_adapter(store: StoreConfig, ref: AdapterRef, *, max_rank: int) -> AdapterFiles:
-    """Reads each file of `ref` once and checks it. Blocks.
-
-    Raises StoreError, DigestMismatch for bytes other than those exported, DataError for files that vLLM could misread.
-    """
-    blobs = open_store(store)
-    weights, config, probe = (blobs.get_blob(blob) for blob in (ref.weights, ref.config, ref.probe))
-    _check_weights(ref.label, weights, rank=_checked_rank(ref.label, config, max_rank))
-    return AdapterFiles(weights=weights, config=config, probe=_parse_probe(ref.label, probe))
+    handover: str | None
+    """Digest of the hand-over that it is; null where it was read from the store."""
 
 
 @contextmanager
-def peft_directory(files: AdapterFiles) -> Iterator[Path]:
-    """A PEFT directory with `files`, in memory where the system has it, that lasts as long as the block."""
-    with tempfile.TemporaryDirectory(prefix="lora-rl-", dir=_MEMORY if _MEMORY.is_dir() else None) as name:
-        directory = Path(name)
-        (directory / "adapter_model.safetensors").write_bytes(files.weights)
-        (directory / "adapter_config.json").write_bytes(files.config)
-        yield directory
+def adapter_files(store: StoreConfig, ref: AdapterRef, *, max_rank: int) -> Iterator[AdapterFiles]:
+    """The files of `ref`, within the block, each read once: from memory that the trainer shares, else from the store.
+
+    Blocks. Raises StoreError, DigestMismatch for bytes other than those exported, DataError for files that vLLM could
+    misread.
+    """
+    handover = find(ref)
+    if handover is not None:
+        yield _checked(ref, Path(handover.directory), max_rank, handover.digest)
+        return
+    blobs = open_store(store)
+    files = {WEIGHTS: ref.weights, CONFIG: ref.config, PROBE: ref.probe}
+    with tempfile.TemporaryDirectory(prefix=f"{os.getpid()}-", dir=shared_folder()) as name:
+        for file, blob in files.items():
+            Path(name, file).write_bytes(blobs.get_blob(blob))
+        yield _checked(ref, Path(name), max_rank, None)
+
+
+def _checked(ref: AdapterRef, directory: Path, max_rank: int, handover: str | None) -> AdapterFiles:
+    rank = _checked_rank(ref.label, (directory / CONFIG).read_bytes(), max_rank)
+    _check_weights(ref.label, directory / WEIGHTS, rank=rank)
+    probe = _parse_probe(ref.label, (directory / PROBE).read_bytes())
+    return AdapterFiles(directory=directory, probe=probe, handover=handover)
 
 
 def _checked_rank(label: str, config: bytes, max_rank: int) -> int:
@@ -69,11 +75,8 @@ def _checked_rank(label: str, config: bytes, max_rank: int) -> int:
     return rank
 
 
-def _check_weights(label: str, weights: bytes, *, rank: int) -> None:
-    try:
-        tensors = dict(safetensors.deserialize(weights))
-    except safetensors.SafetensorError as error:
-        raise DataError(f"{label}: adapter_model.safetensors cannot be read ({error}); export again") from error
+def _check_weights(label: str, weights: Path, *, rank: int) -> None:
+    tensors = _header(label, weights)
     parts: dict[str, set[str]] = {}
     for name, tensor in tensors.items():
         match = _WEIGHT.fullmatch(name)
@@ -92,6 +95,23 @@ def _check_weights(label: str, weights: bytes, *, rank: int) -> None:
     incomplete = sorted(module for module, found in parts.items() if len(found) == 1)
     if incomplete:
         raise DataError(f"{label}: lora_A or lora_B is missing for {', '.join(incomplete[:3])} ...; export again")
+
+
+def _header(label: str, weights: Path) -> dict[str, Any]:
+    """Type, shape and place of each tensor; the tensors themselves are not read."""
+    try:
+        with weights.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > weights.stat().st_size:
+                raise ValueError("the header is cut off")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        if 8 + length + end != weights.stat().st_size:
+            raise ValueError("the file does not end with the last tensor")
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise DataError(f"{label}: adapter_model.safetensors cannot be read ({error}); export again") from error
+    return header
 
 
 def _parse_probe(label: str, data: bytes) -> Probe:

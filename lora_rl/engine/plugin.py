@@ -10,7 +10,7 @@ FAST_CPU_LORA = "LORA_RL_FAST_CPU_LORA"
 
 
 def register() -> None:
-    """Ties an engine process to its parent and installs the LoRA arithmetic. May be called more than once."""
+    """Ties an engine process to its parent; installs how LoRA is loaded and computed. May be called more than once."""
     owner = os.environ.get(OWNER)
     if owner is None:
         return
@@ -20,6 +20,9 @@ def register() -> None:
         from lora_rl.engine.orphans import die_with_parent
 
         die_with_parent()
+    from lora_rl.engine import mapped_loras
+
+    mapped_loras.install()
     if os.environ.get(FAST_CPU_LORA) == "1" and current_platform.is_cpu():
         from lora_rl.engine.lora_ops import install
 

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams
@@ -13,10 +14,9 @@ from vllm.sampling_params import RequestOutputKind
 
 from lora_rl.config import SamplingConfig
 from lora_rl.data.types import FinishReason
-from lora_rl.engine.adapter_files import AdapterFiles, peft_directory
 from lora_rl.engine.probe import ProbeResult, judge
 from lora_rl.engine.stop_texts import STOP_TEXTS, cut_at_stop
-from lora_rl.engine.types import Completion, GenerateRequest
+from lora_rl.engine.types import Completion, GenerateRequest, Probe
 from lora_rl.engine.versions import Version
 from lora_rl.engine.vllm_client import EngineRequest, VllmClient
 from lora_rl.errors import EngineDied, EngineError
@@ -64,23 +64,36 @@ class AdapterServer:
             for request, output in zip(requests, outputs, strict=True)
         ]
 
-    async def load(self, ref: AdapterRef, files: AdapterFiles, lora_id: int) -> tuple[ProbeResult, dict[str, float]]:
-        """Loads an adapter under `lora_id` and probes it; returns the probe's result and the seconds of both stages.
+    async def load(self, label: str, directory: Path, lora_id: int) -> float:
+        """Loads the adapter in a PEFT directory under `lora_id`; returns the seconds. Raises EngineError."""
+        started = time.perf_counter()
+        try:
+            await self._client.add_lora(LoRARequest(label, lora_id, str(directory)))
+        except BaseException:
+            await self.discard(lora_id)
+            raise
+        return time.perf_counter() - started
 
-        Raises EngineError where vLLM refuses it or it does not act as in the trainer; then it is not loaded.
+    async def prove(self, ref: AdapterRef, probe: Probe, lora_id: int) -> tuple[ProbeResult, dict[str, float]]:
+        """Probes a loaded adapter; returns the result, and the seconds to its first token and of the whole.
+
+        Raises EngineError where it does not act as in the trainer; then it is no longer loaded.
         """
         started = time.perf_counter()
         try:
-            with peft_directory(files) as directory:
-                await self._client.add_lora(LoRARequest(ref.label, lora_id, str(directory)))
-            loaded = time.perf_counter()
-            result = await self._probe(ref, files, lora_id)
+            logp = await self._probed(ref, probe, _lora_request(ref, lora_id))
+            first_token = time.perf_counter()
+            logp_base = await self._probed(ref, probe, None)
+            result = judge(ref.label, probe, logp, logp_base, tolerance=self._probe_tolerance)
         except BaseException:
-            # Where vLLM has died this fails too, and says less.
-            with suppress(EngineError, EngineDied):
-                await self._client.remove_lora(lora_id)
+            await self.discard(lora_id)
             raise
-        return result, {"load": loaded - started, "probe": time.perf_counter() - loaded}
+        return result, {"first_token": first_token - started, "probe": time.perf_counter() - started}
+
+    async def discard(self, lora_id: int) -> None:
+        """Unloads what did not come to serve. Where vLLM has died this fails too, and says less than what led here."""
+        with suppress(EngineError, EngineDied):
+            await self._client.remove_lora(lora_id)
 
     async def unload(self, version: Version) -> None:
         await self._client.remove_lora(version.lora_id)
@@ -92,8 +105,7 @@ class AdapterServer:
     def shutdown(self) -> None:
         self._client.shutdown()
 
-    async def _probe(self, ref: AdapterRef, files: AdapterFiles, lora_id: int) -> ProbeResult:
-        probe = files.probe
+    async def _probed(self, ref: AdapterRef, probe: Probe, lora: LoRARequest | None) -> list[float]:
         params = SamplingParams(
             temperature=1.0,
             seed=0,
@@ -102,15 +114,11 @@ class AdapterServer:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        logps = []
-        for lora in (_lora_request(ref, lora_id), None):
-            salt = self._new_salt(ref)
-            output = await self._client.run_beside(
-                EngineRequest(prompt_tokens=probe.prompt_tokens, params=params, lora=lora, salt=salt)
-            )
-            position = _logprobs(output)[0]
-            logps.append([position[token].logprob for token in probe.token_ids])
-        return judge(ref.label, probe, *logps, tolerance=self._probe_tolerance)
+        output = await self._client.run_beside(
+            EngineRequest(prompt_tokens=probe.prompt_tokens, params=params, lora=lora, salt=self._new_salt(ref))
+        )
+        position = _logprobs(output)[0]
+        return [position[token].logprob for token in probe.token_ids]
 
     def _completion(self, id: str, output: RequestOutput, version: Version, sampling: SamplingConfig) -> Completion:
         answer = output.outputs[0]

@@ -56,7 +56,7 @@ class PublishReply:
     version: str
     digest: str
     seconds: dict[str, float]
-    """By stage: read, load, probe."""
+    """By stage: transfer, load, probe; first_token is the part of the probe until the version's first token."""
     probe_error: float
     """Mean |logp engine - logp trainer| on the probe; 0 when already loaded."""
     probe_effect: float

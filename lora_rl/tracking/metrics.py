@@ -76,9 +76,13 @@ METRICS = (
     Metric("train/tokens", "tokens", SUM, "Prompt and response tokens of these samples."),
     Metric("train/packed_rows", "rows", SUM, "Packed micro-batches of the step."),
     Metric("train/tokens_per_s", "tokens/s", MEAN, "`train/tokens` over the step's seconds in the actor."),
-    Metric("publish/read_s", "s", MAX, "Hot load: reading the adapter from the store; the slowest replica."),
+    Metric("publish/export_s", "s", LAST, "From the trained state to weights in memory that engines can load."),
+    Metric("publish/transfer_s", "s", MAX, "Hot load: finding or reading the adapter, digests; the slowest replica."),
     Metric("publish/load_s", "s", MAX, "Hot load: loading it into the engine; the slowest replica."),
-    Metric("publish/probe_s", "s", MAX, "Hot load: the probe; the slowest replica."),
+    Metric(
+        "publish/first_token_s", "s", MAX, "Hot load: from there to the version's first token; the slowest replica."
+    ),
+    Metric("publish/probe_s", "s", MAX, "Hot load: the whole probe, the first token included; the slowest replica."),
     Metric("publish/probe_error/max", "nats", MAX, "Mean |logp engine - logp trainer| on the probe, worst replica."),
     Metric("publish/probe_effect/max", "nats", MAX, "Change of a log-probability on the probe by the adapter."),
     Metric("time/<term>_s", "s", SUM, "A step as its task saw it, or a part of it in the actor."),

@@ -6,6 +6,9 @@ from typing import Any
 from lora_rl.engine import PublishOutcome, PublishReply
 from lora_rl.store import STEPS
 
+STAGES = ("transfer", "load", "first_token", "probe")
+"""Of a hot load, in their order."""
+
 
 def iteration_line(run: str, commit: dict[str, Any]) -> str:
     """The iteration's numbers in fixed columns, for logs."""
@@ -35,9 +38,7 @@ def publish_metrics(replies: Sequence[PublishReply]) -> dict[str, float]:
     loaded = [reply for reply in replies if reply.outcome is PublishOutcome.LOADED]
     if not loaded:
         return {}
-    stages = {
-        f"publish/{stage}_s": max(reply.seconds[stage] for reply in loaded) for stage in ("read", "load", "probe")
-    }
+    stages = {f"publish/{stage}_s": max(reply.seconds[stage] for reply in loaded) for stage in STAGES}
     return stages | {
         "publish/probe_error/max": max(reply.probe_error for reply in loaded),
         "publish/probe_effect/max": max(reply.probe_effect for reply in loaded),

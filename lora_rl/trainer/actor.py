@@ -17,11 +17,13 @@ from lora_rl.config import AdapterConfig, AlgorithmConfig, SamplingConfig, Store
 from lora_rl.data.samples_io import read_samples
 from lora_rl.errors import ConfigError, TrainerError
 from lora_rl.store import AdapterRef, ArtifactStore, BlobRef, canonical_json, open_store
+from lora_rl.store.handover import Handover, announce
 from lora_rl.trainer.batches import Trainable, trainable
+from lora_rl.trainer.hand_over import hand_over
 from lora_rl.trainer.learner import Job, Learner
 from lora_rl.trainer.megatron_compat import VERSIONS, init_distributed, leave_distributed, peak_memory_gib
 from lora_rl.trainer.model import FrozenModel, build_model
-from lora_rl.trainer.peft_io import export_peft
+from lora_rl.trainer.peft_io import export_peft, peft_config, peft_tensors
 from lora_rl.trainer.probe import make_probe
 from lora_rl.trainer.ranks import first_rank_alone, peers_named, together
 from lora_rl.trainer.slot_bank import SlotBank
@@ -176,15 +178,44 @@ class TrainerActor:
         return StepReply(state=state, stepped=optim.stepped, metrics=metrics)
 
     @peers_named
-    def export_adapter(
+    def hand_over(
         self, *, store: StoreConfig, adapter: AdapterConfig, state: BlobRef, version: int, base_model_name: str
+    ) -> Handover:
+        """The state as a PEFT directory in the base's type, in memory that engines of the first rank's host share.
+
+        Writes nothing to the store, so an engine may load it meanwhile; `export_adapter` makes it known as a version.
+        """
+        model = self._started()
+        tenant, _ = self._keeper.restore(open_store(store), adapter, state)
+        weights = self._table.weights(tenant)
+
+        def write() -> Handover:
+            config = peft_config(tenant.lora, adapter, num_layers=model.num_layers, base_model_name=base_model_name)
+            tensors = peft_tensors(tenant.lora, adapter, weights)
+            return hand_over(adapter.name, version, tensors, config, dtype=model.dtype)
+
+        return first_rank_alone(write)
+
+    @peers_named
+    def export_adapter(
+        self,
+        *,
+        store: StoreConfig,
+        adapter: AdapterConfig,
+        state: BlobRef,
+        version: int,
+        base_model_name: str,
+        handed_over: Handover | None = None,
     ) -> ExportReply:
-        """The state as a PEFT directory's two files, and what the trainer says of a fixed prompt under it."""
+        """The state as a PEFT directory's two files, and what the trainer says of a fixed prompt under it.
+
+        `handed_over` is what `hand_over` returned for the same state and version.
+        """
         model = self._started()
         artifacts = open_store(store)
         began = time.perf_counter()
         tenant, _ = self._keeper.restore(artifacts, adapter, state)
-        weights = self._table.snapshot(tenant).weights
+        weights = self._table.weights(tenant)
         probe = canonical_json(asdict(make_probe(model, self._bank, tenant.slot)))
 
         def write() -> AdapterRef:
@@ -192,7 +223,10 @@ class TrainerActor:
                 tenant.lora, adapter, weights, num_layers=model.num_layers, base_model_name=base_model_name
             )
             refs = [artifacts.put_blob("adapter", data) for data in (*files, probe)]
-            return AdapterRef(name=adapter.name, version=version, weights=refs[0], config=refs[1], probe=refs[2])
+            ref = AdapterRef(name=adapter.name, version=version, weights=refs[0], config=refs[1], probe=refs[2])
+            if handed_over is not None:
+                announce(handed_over, ref, probe)
+            return ref
 
         ref = first_rank_alone(write)
         return ExportReply(adapter=ref, metrics={"time/export_s": time.perf_counter() - began})

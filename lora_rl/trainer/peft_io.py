@@ -25,15 +25,29 @@ def export_peft(
     lora: Lora, adapter: AdapterConfig, weights: Mapping[str, Tensor], *, num_layers: int, base_model_name: str
 ) -> tuple[bytes, bytes]:
     """Bytes of a PEFT directory's weights and config, from whole tensors. Raises DataError for an empty adapter."""
-    if not weights:
-        raise DataError(f"adapter {adapter.name}: has no weights to export; let target_modules cover a projection")
     # Each projection gets its own copy of a shared A: safetensors refuses two names for the same memory.
     tensors = {
-        f"{PREFIX}{single}": part.to(torch.float32, copy=True).contiguous()
+        name: weight.to("cpu", torch.float32, copy=True).contiguous()
+        for name, weight in peft_tensors(lora, adapter, weights).items()
+    }
+    config = peft_config(lora, adapter, num_layers=num_layers, base_model_name=base_model_name)
+    return safetensors.torch.save(tensors, metadata={"format": "pt"}), config
+
+
+def peft_tensors(lora: Lora, adapter: AdapterConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Whole tensors by PEFT's names; several may share memory. Raises DataError for an empty adapter."""
+    if not weights:
+        raise DataError(f"adapter {adapter.name}: has no weights to export; let target_modules cover a projection")
+    return {
+        f"{PREFIX}{single}": part
         for module in lora.modules
         for letter, name in (("A", lora.name_of_a(module)), ("B", lora.name_of_b(module)))
         for single, part in unstack(f"{module}.lora_{letter}.weight", weights[name]).items()
     }
+
+
+def peft_config(lora: Lora, adapter: AdapterConfig, *, num_layers: int, base_model_name: str) -> bytes:
+    """Bytes of adapter_config.json."""
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -47,7 +61,7 @@ def export_peft(
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    return safetensors.torch.save(tensors, metadata={"format": "pt"}), canonical_json(config)
+    return canonical_json(config)
 
 
 def import_peft(

@@ -199,11 +199,15 @@ class SlotBank:
 
     def whole(self, share: Tensor, split_dim: int | None) -> Tensor:
         """The whole tensor on the CPU, from every rank's part. All ranks must call it, in the same order."""
+        return self.gathered(share, split_dim).to("cpu", copy=True)
+
+    def gathered(self, share: Tensor, split_dim: int | None) -> Tensor:
+        """The whole tensor where the model is; it may be `share` itself. All ranks must call it, in the same order."""
         if split_dim is None or self._model.tp == 1:
-            return share.detach().cpu().clone()
+            return share.detach()
         shares = [torch.empty_like(share) for _ in range(self._model.tp)]
         dist.all_gather(shares, share.detach().contiguous(), group=self._model.tp_group)
-        return torch.cat(shares, split_dim).cpu()
+        return torch.cat(shares, split_dim)
 
     def _layers_of(self, slot: int) -> list[SlotWeights]:
         return [layer.slots[slot] for layer in dict.fromkeys(self._layers.values()) if slot in layer.slots]

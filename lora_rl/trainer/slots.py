@@ -83,6 +83,10 @@ class SlotTable:
             self._bank.clear(tenant.slot)
             self._free.append(tenant.slot)
 
+    def weights(self, tenant: Tenant) -> dict[str, Tensor]:
+        """The tenant's whole weights where the model is; the next step may change them. All ranks must call it."""
+        return {p.name: self._bank.gathered(p.value, p.split_dim) for p in tenant.optimizer.parameters}
+
     def snapshot(self, tenant: Tenant) -> TrainState:
         """The tenant's state; whole on the first stage of the pipeline. All ranks must call it."""
         optimizer, shapes = tenant.optimizer, self._bank.shapes(tenant.lora)

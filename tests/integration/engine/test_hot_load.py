@@ -10,6 +10,17 @@ from lora_rl.data.types import FinishReason
 from lora_rl.engine import PublishOutcome
 from lora_rl.engine.actor import EngineActor
 from lora_rl.errors import DataError, DigestMismatch, EngineError
+from lora_rl.store import AdapterRef, open_store
+from lora_rl.store.handover import (
+    CONFIG,
+    WEIGHTS,
+    Handover,
+    announce,
+    remove_handovers,
+    ring_directory,
+    seal,
+    shared_folder,
+)
 from lora_rl.store.local_objects import LocalObjects
 from tests.integration.engine.batches import answers, contents, loaded_ids, make_requests, until_decoding
 from tests.peft_adapters import PeftExporter
@@ -25,7 +36,7 @@ async def test_the_engine_agrees_with_the_trainer_on_the_probe(
     assert reply.outcome is PublishOutcome.LOADED
     assert reply.probe_error < PARITY
     assert reply.probe_effect > 0.1
-    assert set(reply.seconds) == {"read", "load", "probe"}
+    assert set(reply.seconds) == {"transfer", "load", "first_token", "probe"}
 
 
 async def test_an_adapter_with_b_zero_changes_nothing_and_one_with_b_changes_the_log_probabilities(
@@ -193,7 +204,7 @@ async def test_twenty_publishes_stay_within_the_window_and_read_each_file_once(
         assert sum(label.startswith("many@") for label in reply.resident) <= 2
         assert len(await loaded_ids(engine)) <= 4
     assert sorted(reads) == sorted(ref.key for a in adapters for ref in (a.weights, a.config, a.probe))
-    assert not list(Path("/dev/shm").glob("lora-rl-*"))
+    assert not list(shared_folder().iterdir())
     assert [label for label in await engine.serving() if label.startswith("many@")] == ["many@18", "many@19"]
 
 
@@ -227,3 +238,55 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def overwrite(path: Path, data: bytes) -> None:
     path.chmod(0o644)
     path.write_bytes(data)
+
+
+def handed_over(store: StoreConfig, adapter: AdapterRef) -> Handover:
+    """What the trainer leaves in memory for `adapter`; here the files of the store."""
+    blobs, directory = open_store(store), ring_directory(adapter.name, adapter.version)
+    (directory / WEIGHTS).write_bytes(blobs.get_blob(adapter.weights))
+    (directory / CONFIG).write_bytes(blobs.get_blob(adapter.config))
+    return seal(directory)
+
+
+async def test_a_staged_adapter_serves_once_it_is_published_and_is_not_read_again(
+    engine: EngineActor, store: StoreConfig, exporter: PeftExporter, monkeypatch: pytest.MonkeyPatch
+):
+    await engine.publish(store=store, adapter=exporter.export("plain", 1, seed=3))
+    adapter = exporter.export("staged", 1, seed=3)
+    handover = handed_over(store, adapter)
+    await engine.stage(label=adapter.label, handover=handover)
+    with pytest.raises(EngineError, match="staged@1: not loaded"):
+        await answers(engine, "staged@1")
+    announce(handover, adapter, open_store(store).get_blob(adapter.probe))
+    loaded, reads = await loaded_ids(engine), count_reads(monkeypatch)
+    await engine.publish(store=store, adapter=adapter)
+    assert reads == []
+    assert await loaded_ids(engine) <= loaded
+    assert contents(await answers(engine, "staged@1")) == contents(await answers(engine, "plain@1"))
+    # the trainer writes the version after the next one there
+    Path(handover.directory, WEIGHTS).write_bytes(bytes(adapter.weights.size))
+    assert contents(await answers(engine, "staged@1")) == contents(await answers(engine, "plain@1"))
+    remove_handovers()
+
+
+async def test_another_version_than_the_staged_one_is_published_in_its_place(
+    engine: EngineActor, store: StoreConfig, exporter: PeftExporter
+):
+    await engine.stage(label="left@1", handover=handed_over(store, exporter.export("left", 1, seed=1)))
+    await engine.stage(label="left@2", handover=handed_over(store, exporter.export("left", 2, seed=2)))
+    await engine.publish(store=store, adapter=exporter.export("left", 3, seed=3))
+    assert len(await loaded_ids(engine)) == len(await engine.serving())
+    assert [label for label in await engine.serving() if label.startswith("left")] == ["left@3"]
+    remove_handovers()
+
+
+async def test_what_was_overwritten_before_it_was_loaded_is_refused(
+    engine: EngineActor, store: StoreConfig, exporter: PeftExporter
+):
+    handover = handed_over(store, exporter.export("late", 1))
+    Path(handover.directory, WEIGHTS).write_bytes(b"the version after the next")
+    loaded = await loaded_ids(engine)
+    with pytest.raises(DigestMismatch, match="was overwritten"):
+        await engine.stage(label="late@1", handover=handover)
+    assert await loaded_ids(engine) == loaded
+    remove_handovers()

@@ -6,9 +6,10 @@ import pytest
 from safetensors.numpy import save
 
 from lora_rl.config import StoreConfig
-from lora_rl.engine.adapter_files import peft_directory, read_adapter
+from lora_rl.engine.adapter_files import adapter_files
 from lora_rl.errors import DataError, DigestMismatch, StoreError
-from lora_rl.store import open_store
+from lora_rl.store import handover, open_store
+from lora_rl.store.handover import announce, ring_directory, seal
 from lora_rl.store.refs import AdapterRef
 
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -19,6 +20,19 @@ CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_pr
 @pytest.fixture
 def store(tmp_path: Path) -> StoreConfig:
     return StoreConfig(uri=f"file://{tmp_path}")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("memory")
+    monkeypatch.setattr(handover, "shared_folder", lambda: folder)
+    monkeypatch.setattr("lora_rl.engine.adapter_files.shared_folder", lambda: folder)
+    return folder
+
+
+def opened(store: StoreConfig, ref: AdapterRef) -> None:
+    with adapter_files(store, ref, max_rank=8):
+        pass
 
 
 def tensors(rank: int = 4, module: str = Q_PROJ) -> dict[str, np.ndarray]:
@@ -41,13 +55,29 @@ def put(
     )
 
 
-def test_a_sound_adapter_comes_back_as_a_peft_directory(store: StoreConfig):
-    files = read_adapter(store, put(store), max_rank=8)
-    assert files.probe.token_ids == [2, 3]
-    with peft_directory(files) as directory:
-        assert (directory / "adapter_model.safetensors").read_bytes() == save(tensors())
-        assert json.loads((directory / "adapter_config.json").read_text()) == CONFIG
-    assert not directory.exists()
+def test_a_sound_adapter_comes_back_as_a_peft_directory(store: StoreConfig, folder: Path):
+    with adapter_files(store, put(store), max_rank=8) as files:
+        assert files.probe.token_ids == [2, 3]
+        assert files.handover is None
+        assert (files.directory / "adapter_model.safetensors").read_bytes() == save(tensors())
+        assert json.loads((files.directory / "adapter_config.json").read_text()) == CONFIG
+    assert list(folder.iterdir()) == []
+
+
+def test_what_the_trainer_hands_over_is_taken_without_reading_the_store(store: StoreConfig, tmp_path: Path):
+    ref = put(store)
+    directory = ring_directory("a", 1)
+    (directory / "adapter_model.safetensors").write_bytes(save({k: v.astype(np.float16) for k, v in tensors().items()}))
+    (directory / "adapter_config.json").write_bytes(json.dumps(CONFIG).encode())
+    handed = seal(directory)
+    announce(handed, ref, json.dumps(PROBE).encode())
+    (tmp_path / ref.weights.key).unlink()
+    with adapter_files(store, ref, max_rank=8) as files:
+        assert (files.directory, files.handover) == (directory, handed.digest)
+        assert files.probe.token_ids == [2, 3]
+    (directory / "adapter_model.safetensors").write_bytes(b"overwritten")
+    with pytest.raises(StoreError, match="missing"):
+        opened(store, ref)
 
 
 def without_b() -> bytes:
@@ -77,7 +107,7 @@ def without_b() -> bytes:
 )
 def test_faulty_files_are_refused_with_the_reason(store: StoreConfig, fault: dict, message: str):
     with pytest.raises(DataError, match=rf"a@1: .*{message}"):
-        read_adapter(store, put(store, **fault), max_rank=8)
+        opened(store, put(store, **fault))
 
 
 def test_bytes_that_changed_in_the_store_are_refused(store: StoreConfig, tmp_path: Path):
@@ -86,11 +116,11 @@ def test_bytes_that_changed_in_the_store_are_refused(store: StoreConfig, tmp_pat
     path.chmod(0o644)
     path.write_bytes(save(tensors(rank=2)))
     with pytest.raises(DigestMismatch):
-        read_adapter(store, ref, max_rank=8)
+        opened(store, ref)
 
 
 def test_a_missing_file_is_refused(store: StoreConfig, tmp_path: Path):
     ref = put(store)
     (tmp_path / ref.probe.key).unlink()
     with pytest.raises(StoreError, match="missing"):
-        read_adapter(store, ref, max_rank=8)
+        opened(store, ref)

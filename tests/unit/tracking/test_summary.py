@@ -5,6 +5,7 @@ import math
 from lora_rl.engine import PublishOutcome, PublishReply
 from lora_rl.store import STEPS
 from lora_rl.tracking import check_declared, iteration_line, iteration_markdown, publish_metrics
+from lora_rl.tracking.summary import STAGES
 from tests.builders import make_adapter_ref
 
 COMMIT = {
@@ -17,12 +18,12 @@ COMMIT = {
 
 
 def _reply(seconds: float, error: float, outcome: PublishOutcome = PublishOutcome.LOADED) -> PublishReply:
-    stages = {"read": seconds, "load": 2 * seconds, "probe": 3 * seconds} if outcome is PublishOutcome.LOADED else {}
+    stages = {stage: number * seconds for number, stage in enumerate(STAGES, 1)}
     return PublishReply(
         outcome=outcome,
         version="default@8",
         digest="d" * 64,
-        seconds=stages,
+        seconds=stages if outcome is PublishOutcome.LOADED else {},
         probe_error=error,
         probe_effect=10 * error,
     )
@@ -51,9 +52,10 @@ def test_the_slowest_replica_and_the_largest_probe_error_count():
     metrics = publish_metrics([_reply(1.0, 0.01), _reply(2.0, 0.005)])
     check_declared(metrics)
     assert metrics == {
-        "publish/read_s": 2.0,
+        "publish/transfer_s": 2.0,
         "publish/load_s": 4.0,
-        "publish/probe_s": 6.0,
+        "publish/first_token_s": 6.0,
+        "publish/probe_s": 8.0,
         "publish/probe_error/max": 0.01,
         "publish/probe_effect/max": 0.1,
     }

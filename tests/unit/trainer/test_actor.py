@@ -9,7 +9,7 @@ from lora_rl.config import AdapterConfig, AlgorithmConfig, OptimizerConfig, Samp
 from lora_rl.data.samples_io import write_samples
 from lora_rl.errors import ConfigError, DataError, DigestMismatch, StoreError, TrainerError
 from lora_rl.models.tiny import make_tiny_qwen3
-from lora_rl.store import open_store
+from lora_rl.store import handover, open_store
 from lora_rl.trainer.actor import TrainerActor
 from lora_rl.trainer.init_adapter import resolve_init
 from lora_rl.trainer.state_io import decode_state
@@ -55,6 +55,11 @@ class Run:
             store=self.config, adapter=adapter, state=state, version=version, base_model_name="base"
         )
 
+    def hand_over(self, state, version: int = 1):
+        return self.trainer.hand_over(
+            store=self.config, adapter=ADAPTER, state=state, version=version, base_model_name="base"
+        )
+
     def state(self, ref):
         return decode_state(self.store.get_blob(ref), ref.key)
 
@@ -86,6 +91,24 @@ def test_nothing_works_before_start(tiny_qwen3, run):
     sleeping = TrainerActor(model_path=tiny_qwen3, dtype="float32", trainer=TrainerConfig())
     with pytest.raises(TrainerError, match="not started"):
         sleeping.new_state(store=run.config, adapter=ADAPTER, seed=0)
+
+
+def test_what_is_handed_over_is_what_is_exported(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(handover, "shared_folder", lambda: tmp_path)
+    state = run.step(run.new(), run.samples()).state
+    handed = run.hand_over(state)
+    reply = run.trainer.export_adapter(
+        store=run.config, adapter=ADAPTER, state=state, version=1, base_model_name="base", handed_over=handed
+    )
+    assert reply.adapter == run.export(state).adapter
+    assert handover.find(reply.adapter) == handed
+    exported = safetensors.torch.load(run.store.get_blob(reply.adapter.weights))
+    shared = safetensors.torch.load_file(f"{handed.directory}/{handover.WEIGHTS}")
+    assert exported.keys() == shared.keys()
+    assert all(torch.equal(exported[name], shared[name]) for name in exported)
+    # the next version's hand-over leaves this one where it is
+    other = run.hand_over(run.step(state, run.samples(seed=1)).state, version=2)
+    assert handover.find(reply.adapter) == handed != other
 
 
 def test_the_same_seed_gives_the_same_state(run):

@@ -1,0 +1,108 @@
+"""How vLLM's workers load an adapter: mapped from memory, moved to the device in one copy, kept in its slot alone.
+
+vLLM's own way (`vllm/lora/lora_model.py`) casts and pins tensor by tensor, and keeps a second copy of each adapter on
+the CPU for the case that it leaves its slot. Ours never do: there are as many slots as adapters. Names, shapes and
+scaling are still vLLM's.
+"""
+
+import json
+import mmap
+import struct
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
+from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+from vllm.platforms import current_platform
+from vllm.v1.worker import lora_model_runner_mixin
+
+TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class MappedLora(LoRAModel):
+    """An adapter whose tensors are views of one copy of its file on the device, until it is in its slot."""
+
+    in_slot = False
+
+    @classmethod
+    def from_local_checkpoint(
+        cls,
+        lora_dir: str,
+        expected_lora_modules: Collection[str],
+        peft_helper: PEFTHelper,
+        *,
+        lora_model_id: int,
+        dtype: torch.dtype,
+        weights_mapper: Any = None,
+        **_: Any,
+    ) -> "LoRAModel":
+        """The adapter in the PEFT directory `lora_dir`. Raises ValueError for names that no layer has."""
+        device = current_platform.device_type
+        lora = cls.from_lora_tensors(
+            lora_model_id=lora_model_id,
+            tensors=read_tensors(Path(lora_dir, "adapter_model.safetensors"), device),
+            peft_helper=peft_helper,
+            device=device,
+            dtype=dtype,
+            weights_mapper=weights_mapper,
+        )
+        unexpected = sorted(name for name in lora.loras if _kind(name) not in expected_lora_modules)
+        if unexpected:
+            raise ValueError(f"no layer is named {unexpected[0]}, and {len(unexpected) - 1} more")
+        return lora
+
+    def get_lora(self, module_name: str) -> Any:
+        if self.in_slot:
+            raise RuntimeError(f"adapter {self.id} has left its slot; start the engine again")
+        return super().get_lora(module_name)
+
+    def settle(self) -> None:
+        """Lets go of the tensors: the slot has them."""
+        if not self.in_slot:
+            self.loras.clear()
+            self.in_slot = True
+
+
+class MappedLoraManager(LRUCacheWorkerLoRAManager):
+    """vLLM's manager with adapters of that kind."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lora_model_cls = MappedLora
+
+    def add_adapter(self, lora_request: Any) -> bool:
+        loaded = super().add_adapter(lora_request)
+        lora = self._adapter_manager.get_adapter(lora_request.lora_int_id)
+        if isinstance(lora, MappedLora):
+            lora.settle()
+        return loaded
+
+
+def read_tensors(path: Path, device: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, all views of one copy of it on `device`."""
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    (length,) = struct.unpack("<Q", memory[:8])
+    header = json.loads(memory[8 : 8 + length])
+    header.pop("__metadata__", None)
+    # the copy is ours: the file's owner may write the next version there, and scaling is multiplied in place
+    data = torch.frombuffer(memory, dtype=torch.uint8, offset=8 + length).to(device, copy=True)
+    return {
+        name: data[slice(*entry["data_offsets"])].view(TYPES[entry["dtype"]]).view(entry["shape"])
+        for name, entry in header.items()
+    }
+
+
+def install() -> None:
+    """Puts the manager in the place of vLLM's in this process."""
+    lora_model_runner_mixin.LRUCacheWorkerLoRAManager = MappedLoraManager  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _kind(module: str) -> str:
+    """How vLLM names the kind of a layer: by the last part, or from `experts` on."""
+    _, experts, rest = module.partition(".experts")
+    return f"experts{rest}" if experts else module.rpartition(".")[2]

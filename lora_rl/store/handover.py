@@ -1,0 +1,133 @@
+"""Adapters in memory that the processes of one host share: from trainer to engines, not by way of the store.
+
+A hand-over is a PEFT directory in the engines' dtype. It is a cache: an engine that finds none, or other bytes than
+were handed over, reads the store. Each exporting process overwrites two directories in turn, so memory stays bounded
+and its pages are made once; what dead processes left is removed by the next one that exports.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lora_rl.errors import DigestMismatch, StoreError
+from lora_rl.store.canonical import canonical_json, sha256_of
+from lora_rl.store.names import check_name
+from lora_rl.store.refs import AdapterRef
+
+WEIGHTS, CONFIG, PROBE = "adapter_model.safetensors", "adapter_config.json", "probe.json"
+NOTE = "handover.json"
+"""Says which exported version the directory holds; written last."""
+
+RING = 2
+"""Directories of one exporter: the version that engines may be loading, and the one being written."""
+
+ROOM = 2**30
+"""Least size of the memory file system, in bytes; that of a container may have 64 MiB."""
+
+CHUNK = 8 * 2**20
+THREADS = min(16, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handover:
+    """One version's weights and config in a directory of this host's memory."""
+
+    directory: str
+    digest: str
+    """Of weights and config together; see `digest_of`."""
+
+
+def shared_folder() -> Path:
+    """The folder of this user's hand-overs, which nobody else may enter; in memory, where there is room for them."""
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and shutil.disk_usage(memory).total >= ROOM
+    folder = (memory if roomy else Path(tempfile.gettempdir())) / f"lora-rl-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise StoreError(f"{folder}: belongs to another user; remove it")
+    return folder
+
+
+def ring_directory(adapter: str, version: int) -> Path:
+    """An empty or outdated directory of this process for a version of `adapter`."""
+    folder = shared_folder()
+    for other in folder.iterdir():
+        if not _alive(other.name.partition("-")[0]):
+            shutil.rmtree(other, ignore_errors=True)
+    directory = folder / f"{os.getpid()}-{check_name('adapter', adapter)}-{version % RING}"
+    directory.mkdir(exist_ok=True)
+    (directory / NOTE).unlink(missing_ok=True)
+    return directory
+
+
+def remove_handovers() -> None:
+    """Frees the memory of all hand-overs of this user."""
+    shutil.rmtree(shared_folder(), ignore_errors=True)
+
+
+def digest_of(directory: Path) -> str:
+    """sha256 over the sha256 of each CHUNK bytes of the weights and that of the config. Several threads share it."""
+    path = directory / WEIGHTS
+    offsets = range(0, path.stat().st_size, CHUNK)
+    with ThreadPoolExecutor(THREADS) as threads:
+        chunks = threads.map(lambda offset: sha256_of(_chunk(path, offset)), offsets)
+        return sha256_of("".join([*chunks, sha256_of((directory / CONFIG).read_bytes())]).encode())
+
+
+def seal(directory: Path) -> Handover:
+    """What stands in `directory` from here on, until its ring comes round."""
+    return Handover(directory=str(directory), digest=digest_of(directory))
+
+
+def verify(handover: Handover) -> None:
+    """Raises DigestMismatch where the directory is gone or holds anything else by now."""
+    try:
+        found = digest_of(Path(handover.directory))
+    except FileNotFoundError as error:
+        raise DigestMismatch(f"{handover.directory}: is gone; the store has the adapter") from error
+    if found != handover.digest:
+        raise DigestMismatch(f"{handover.directory}: was overwritten; the store has the adapter")
+
+
+def announce(handover: Handover, ref: AdapterRef, probe: bytes) -> None:
+    """Lets engines of this host find `handover` under the exported version `ref`, which is in the store."""
+    directory = Path(handover.directory)
+    (directory / PROBE).write_bytes(probe)
+    part = directory / f"{NOTE}.part"
+    part.write_bytes(canonical_json({"weights": ref.weights.sha256, "handover": asdict(handover)}))
+    part.replace(directory / NOTE)
+
+
+def find(ref: AdapterRef) -> Handover | None:
+    """The hand-over of exactly that version on this host, with all its bytes checked; None where there is none."""
+    for path in shared_folder().glob(f"*/{NOTE}"):
+        with suppress(FileNotFoundError, DigestMismatch):
+            note = json.loads(path.read_bytes())
+            small = ((CONFIG, ref.config), (PROBE, ref.probe))
+            if note["weights"] == ref.weights.sha256 and all(
+                sha256_of((path.parent / file).read_bytes()) == blob.sha256 for file, blob in small
+            ):
+                handover = Handover(**note["handover"])
+                verify(handover)
+                return handover
+    return None
+
+
+def _chunk(path: Path, offset: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(CHUNK)
+
+
+def _alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    return True
