@@ -44,7 +44,7 @@ async def export_adapter(at: Start, trained: StepRecord) -> State | StepRecord:
         adapter = reply.adapter
         return StepResult(
             outputs={"weights": adapter.weights, "config": adapter.config, "probe": adapter.probe},
-            metrics=reply.metrics | {"publish/export_s": seconds},
+            metrics=reply.metrics | trainer.seconds | {"publish/export_s": seconds},
         )
 
     return await run_step(
@@ -70,7 +70,7 @@ async def new_adapter(at: Start) -> State | StepRecord:
             adapter=config.adapter,
             seed=config.seed,
         )
-        return StepResult(outputs={"state": state})
+        return StepResult(outputs={"state": state}, metrics=trainer.seconds)
 
     return await run_step(
         at,

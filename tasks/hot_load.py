@@ -86,8 +86,8 @@ async def hot_load(at: Iteration, adapter: AdapterRef) -> State | StepRecord | N
 
 async def _first_load(at: Iteration, adapter: AdapterRef) -> State | StepRecord:
     async def body() -> StepResult:
-        _, replies = await serve(at, adapter)
-        return StepResult(outputs={}, metrics=publish_metrics(replies))
+        engines, replies = await serve(at, adapter)
+        return StepResult(outputs={}, metrics=publish_metrics(replies) | engines.seconds)
 
     return await run_step(
         at, "hot_load", inputs={"adapter": adapter.digest}, config={"version": adapter.label}, body=body

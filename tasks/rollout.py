@@ -36,7 +36,9 @@ async def rollout(at: Iteration) -> State | StepRecord:
                 session=SESSION,
             )
         return StepResult(
-            outputs={"samples": reply.samples}, metrics=reply.metrics, values={"position": reply.position}
+            outputs={"samples": reply.samples},
+            metrics=reply.metrics | engines.seconds,
+            values={"position": reply.position},
         )
 
     return await run_step(

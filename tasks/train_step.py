@@ -28,7 +28,9 @@ async def train_step(at: Iteration, scored: StepRecord) -> State | StepRecord:
                 sampling=config.sampling,
                 seed=config.seed,
             )
-        return StepResult(outputs={"state": reply.state}, metrics=reply.metrics, values={"stepped": reply.stepped})
+        return StepResult(
+            outputs={"state": reply.state}, metrics=reply.metrics | trainer.seconds, values={"stepped": reply.stepped}
+        )
 
     return await run_step(
         at,

@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -58,6 +58,8 @@ class ActorGroup:
     role: str
     handles: Sequence[ActorHandle]
     ranked: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of the turn on colocated GPUs that made these actors ready, as metrics; empty where they were."""
 
     async def call_first(self, method: str, *, deadline_s: float, **arguments: Any) -> Any:
         """Result of `method` on the first actor."""

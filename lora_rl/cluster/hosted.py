@@ -43,6 +43,12 @@ class EngineHost(LogDraining):
     async def publish(self, **arguments: Any) -> Any:
         return await self._engine.publish(**arguments)
 
+    async def sleep(self) -> str:
+        return await self._engine.sleep()
+
+    async def wake(self) -> str:
+        return await self._engine.wake()
+
     async def serving(self) -> dict[str, str]:
         return await self._engine.serving()
 
@@ -110,6 +116,12 @@ class TrainerHost(LogDraining):
 
     def new_state(self, **arguments: Any) -> Any:
         return self._trainer.new_state(**arguments)
+
+    def offload(self) -> str:
+        return self._trainer.offload()
+
+    def onload(self) -> str:
+        return self._trainer.onload()
 
     def train_step(self, **arguments: Any) -> Any:
         return self._trainer.train_step(**arguments)

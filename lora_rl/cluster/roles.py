@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lora_rl.cluster import gpus
 from lora_rl.cluster.actors import ActorGroup, Cast, find_or_start, started
 from lora_rl.cluster.hosted import EngineHost, RolloutHost, TrainerHost
 from lora_rl.cluster.layout import Demand, Layout, Place
+from lora_rl.cluster.turns import come_back, step_aside
 from lora_rl.config import RunConfig
 
 ASYNC_CALLS = 1000
@@ -15,20 +17,31 @@ ASYNC_CALLS = 1000
 
 
 async def engines(config: RunConfig, model_path: Path) -> ActorGroup:
-    """Engine replicas that serve adapters of this config's base. One that died is started again alone."""
-    layout = _layout(config)
+    """Engine replicas that serve adapters of this config's base, awake. One that died is started again alone."""
+    layout, deadline_s = _layout(config), config.deadlines.start_s
+    seconds: dict[str, float] = {}
+    if _takes_turns(config):
+        seconds |= await step_aside(_trainer_cast(config, model_path, layout), "offload", deadline_s=deadline_s)
     group = await find_or_start(_engine_cast(config, model_path, layout), _seats(layout, "engines"))
-    return await started(group, deadline_s=config.deadlines.start_s)
+    await started(group, deadline_s=deadline_s)
+    if _takes_turns(config):
+        seconds |= await come_back(group, "wake", deadline_s=deadline_s)
+    return replace(group, seconds=seconds)
 
 
 async def trainer(config: RunConfig, model_path: Path) -> ActorGroup:
-    """All ranks of the trainer."""
-    layout = _layout(config)
+    """All ranks of the trainer, on their devices."""
+    layout, deadline_s = _layout(config), config.deadlines.start_s
+    seconds: dict[str, float] = {}
+    if _takes_turns(config):
+        seconds |= await step_aside(_engine_cast(config, model_path, layout), "sleep", deadline_s=deadline_s)
     group = await find_or_start(_trainer_cast(config, model_path, layout), _seats(layout, "trainer"))
-    deadline_s = config.deadlines.start_s
     alone = len(group.handles) == 1
     rendezvous = None if alone else await group.call_first("rendezvous", deadline_s=deadline_s)
-    return await started(group, deadline_s=deadline_s, rendezvous=rendezvous)
+    await started(group, deadline_s=deadline_s, rendezvous=rendezvous)
+    if _takes_turns(config):
+        seconds |= await come_back(group, "onload", deadline_s=deadline_s)
+    return replace(group, seconds=seconds)
 
 
 async def rollouter(config: RunConfig, model_path: Path) -> ActorGroup:
@@ -45,6 +58,7 @@ def _engine_cast(config: RunConfig, model_path: Path, layout: Layout | None) -> 
         "engine": config.engine,
         "max_rank": config.engine_max_rank,
         "slots": config.trainer.slots,
+        "sleeps": _takes_turns(config),
     }
     return Cast(
         role="engine",
@@ -69,6 +83,10 @@ def _trainer_cast(config: RunConfig, model_path: Path, layout: Layout | None) ->
         count=config.trainer.world_size,
         ranked=True,
     )
+
+
+def _takes_turns(config: RunConfig) -> bool:
+    return config.placement.mode == "colocated"
 
 
 def _layout(config: RunConfig) -> Layout | None:

@@ -16,6 +16,7 @@ from lora_rl.cluster.processes import Server, end, free_port, last_lines, requir
 from lora_rl.cluster.token import token_environment
 from lora_rl.errors import ClusterError, DeadlineExceeded
 from lora_rl.home import home
+from lora_rl.store.handover import remove_orphans
 
 SERVERS = ("prefect", "ray", "deployments")
 START_DEADLINE_S = 120.0
@@ -112,6 +113,7 @@ def down() -> list[str]:
         return []
     ended = [server.name for server in reversed(workstation.servers) if end(server)]
     _state_file().unlink()
+    remove_orphans()
     return ended
 
 

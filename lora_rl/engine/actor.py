@@ -16,7 +16,7 @@ from lora_rl.engine.environment import set_environment
 from lora_rl.engine.probe import ProbeResult
 from lora_rl.engine.types import Completion, GenerateRequest, Probe, PublishOutcome, PublishReply
 from lora_rl.engine.versions import Version, VersionRegistry
-from lora_rl.errors import EngineError
+from lora_rl.errors import EngineDied, EngineError
 from lora_rl.store.handover import Handover, verify
 from lora_rl.store.refs import AdapterRef
 
@@ -43,9 +43,22 @@ class EngineActor:
     """
 
     def __init__(
-        self, *, model_path: str, dtype: str, engine: EngineConfig, max_rank: int, slots: int, seed: int = 0
+        self,
+        *,
+        model_path: str,
+        dtype: str,
+        engine: EngineConfig,
+        max_rank: int,
+        slots: int,
+        seed: int = 0,
+        sleeps: bool = False,
     ) -> None:
-        """`max_rank` is the largest rank to serve, `slots` the number of adapters trained at a time."""
+        """`max_rank` is the largest rank to serve, `slots` the number of adapters trained at a time.
+
+        With `sleeps` the engine's GPUs are another's while it sleeps.
+        """
+        self._sleeps = sleeps
+        self._asleep = False
         self._model_path = model_path
         self._dtype = dtype
         self._config = engine
@@ -70,8 +83,7 @@ class EngineActor:
         async with self._starting:
             started = time.perf_counter()
             if self._server is not None and self._server.dead:
-                await asyncio.to_thread(self._server.shutdown)
-                self._server, self._versions, self._staged = None, self._no_versions(), None
+                await self._end_vllm()
             if self._server is None:
                 self._server = await asyncio.get_running_loop().run_in_executor(self._vllm_parent, self._start_vllm)
                 logger.info("serving %s, up to %d adapter versions", self._model_path, self._versions.capacity)
@@ -139,10 +151,45 @@ class EngineActor:
                 return self._reply(PublishOutcome.ALREADY_LOADED, adapter, {}, ProbeResult(error=0.0, effect=0.0))
             lora_id, probe, seconds = await self._load(server, store, adapter)
             result, proof = await server.prove(adapter, probe, lora_id)
-            self._versions.add(adapter, lora_id)
+            self._versions.add(adapter, probe, lora_id)
             await self._unload_unneeded(server)
             logger.info("%s loaded, probe error %.2g, effect %.2g", adapter.label, result.error, result.effect)
             return self._reply(PublishOutcome.LOADED, adapter, seconds | proof, result)
+
+    async def sleep(self) -> str:
+        """Gives the GPUs' memory back until `wake`, with what is loaded kept; ends batches that still run.
+
+        Returns `slept`, `already_asleep` or `not_running`. An error leaves the actor of no use: start another.
+        """
+        async with self._publishing:
+            if self._server is None or self._server.dead:
+                return "not_running"
+            if self._asleep:
+                return "already_asleep"
+            for batch_id in list(self._batches):
+                await self.abort(batch_id)
+            await self._drop_staged(self._server)
+            await self._server.sleep()
+            self._asleep = True
+            return "slept"
+
+    async def wake(self) -> str:
+        """Takes the GPUs' memory again, and proves each version by its probe. Returns `woke` or `already_awake`.
+
+        Raises EngineDied where vLLM does not wake as it slept: it is ended, `start` starts it anew, serving nothing.
+        """
+        async with self._publishing:
+            if self._server is None or not self._asleep:
+                return "already_awake"
+            try:
+                await self._server.wake()
+                for version in self._versions.serving():
+                    await self._server.prove(version.ref, version.probe, version.lora_id)
+            except Exception as error:
+                await self._end_vllm()
+                raise EngineDied(f"engine: vLLM did not wake as it slept ({error}); start it and publish") from error
+            self._asleep = False
+            return "woke"
 
     async def serving(self) -> dict[str, str]:
         """Digest of each version that takes requests, by `<name>@<version>`, oldest publish first."""
@@ -167,10 +214,13 @@ class EngineActor:
 
     async def shutdown(self) -> None:
         """Ends vLLM's processes."""
+        await self._end_vllm()
+        self._vllm_parent.shutdown(wait=False)
+
+    async def _end_vllm(self) -> None:
         if self._server is not None:
             await asyncio.to_thread(self._server.shutdown)
-            self._server = None
-        self._vllm_parent.shutdown(wait=False)
+        self._server, self._versions, self._staged, self._asleep = None, self._no_versions(), None, False
 
     def _no_versions(self) -> VersionRegistry:
         return VersionRegistry(slots=self._slots, resident_versions=self._config.resident_versions)
@@ -188,6 +238,7 @@ class EngineActor:
             max_rank=self._max_rank,
             capacity=self._versions.capacity,
             seed=self._seed,
+            sleeps=self._sleeps,
         )
         return AdapterServer(
             VllmClient(llm), max_model_len=self._config.max_model_len, probe_tolerance=self._config.probe_tolerance
@@ -196,6 +247,8 @@ class EngineActor:
     def _started(self) -> "AdapterServer":
         if self._server is None:
             raise EngineError("engine: not started; call start() first")
+        if self._asleep:
+            raise EngineError("engine: asleep; wake it first")
         return self._server
 
     async def _load(

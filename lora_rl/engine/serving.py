@@ -98,6 +98,12 @@ class AdapterServer:
     async def unload(self, version: Version) -> None:
         await self._client.remove_lora(version.lora_id)
 
+    async def sleep(self) -> None:
+        await self._client.sleep()
+
+    async def wake(self) -> None:
+        await self._client.wake()
+
     @property
     def dead(self) -> bool:
         return self._client.dead

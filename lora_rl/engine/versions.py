@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from lora_rl.engine.types import Probe
 from lora_rl.errors import EngineError
 from lora_rl.store.refs import AdapterRef
 
@@ -11,6 +12,7 @@ class Version:
     """A loaded adapter version."""
 
     ref: AdapterRef
+    probe: Probe
     lora_id: int
     """vLLM's number for it; never used twice, so nothing cached under it can be stale."""
     leases: int = 0
@@ -74,12 +76,12 @@ class VersionRegistry:
         self._last_id += 1
         return self._last_id
 
-    def add(self, ref: AdapterRef, lora_id: int) -> None:
+    def add(self, ref: AdapterRef, probe: Probe, lora_id: int) -> None:
         """A loaded and proven version starts to serve; what it displaces retires."""
         replaced = self.find(ref.label)
         if replaced is not None:
             replaced.retired = True
-        self._loaded.append(Version(ref, lora_id))
+        self._loaded.append(Version(ref, probe, lora_id))
         self.retire_surplus(ref.name, incoming=0)
 
     def touch(self, version: Version) -> None:

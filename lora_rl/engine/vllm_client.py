@@ -36,9 +36,11 @@ class EngineRequest:
 
 
 def start_vllm(
-    *, model_path: str, dtype: str, engine: EngineConfig, max_rank: int, capacity: int, seed: int
+    *, model_path: str, dtype: str, engine: EngineConfig, max_rank: int, capacity: int, seed: int, sleeps: bool
 ) -> AsyncLLM:
     """A vLLM engine for `capacity` adapters of rank up to `max_rank`. Takes 20 s to minutes; blocks.
+
+    `sleeps` says whether its memory can be moved off a GPU, which needs an allocator of vLLM's.
 
     Its processes die with the thread that calls this.
     """
@@ -71,6 +73,8 @@ def start_vllm(
         arguments["max_num_batched_tokens"] = max(engine.max_model_len, CPU_BATCH_TOKENS)
         # vLLM compiles a counting function for logprobs in spite of the rest: 20 s at the first probe.
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    else:
+        arguments["enable_sleep_mode"] = sleeps
     if engine.cuda_graph_sizes:
         # Decoding alone: graphs of whole models need no compilation, and a prefill of many tokens gains nothing.
         arguments["compilation_config"] = {
@@ -121,6 +125,14 @@ class VllmClient:
             await self._llm.remove_lora(lora_id)
         except EngineDeadError as error:
             raise _dead() from error
+
+    async def sleep(self) -> None:
+        """Moves weights and loaded adapters to the host and frees the KV cache; on a CPU only scheduling stops."""
+        await self._llm.sleep(level=1)
+
+    async def wake(self) -> None:
+        """Brings back what `sleep` moved."""
+        await self._llm.wake_up()
 
     def decode(self, tokens: list[int]) -> str:
         """Text of `tokens`, without special ones."""

@@ -56,19 +56,18 @@ def shared_folder() -> Path:
 
 def ring_directory(adapter: str, version: int) -> Path:
     """An empty or outdated directory of this process for a version of `adapter`."""
-    folder = shared_folder()
-    for other in folder.iterdir():
-        if not _alive(other.name.partition("-")[0]):
-            shutil.rmtree(other, ignore_errors=True)
-    directory = folder / f"{os.getpid()}-{check_name('adapter', adapter)}-{version % RING}"
+    remove_orphans()
+    directory = shared_folder() / f"{os.getpid()}-{check_name('adapter', adapter)}-{version % RING}"
     directory.mkdir(exist_ok=True)
     (directory / NOTE).unlink(missing_ok=True)
     return directory
 
 
-def remove_handovers() -> None:
-    """Frees the memory of all hand-overs of this user."""
-    shutil.rmtree(shared_folder(), ignore_errors=True)
+def remove_orphans() -> None:
+    """Frees the memory of hand-overs whose process is gone."""
+    for directory in shared_folder().iterdir():
+        if not _alive(directory.name.partition("-")[0]):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def digest_of(directory: Path) -> str:

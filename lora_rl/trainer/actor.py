@@ -4,14 +4,17 @@ Ranks are called alike and reply alike; rank 0 alone writes to the store. Nothin
 names the state it starts from, and memory that differs is restored first.
 """
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lora_rl.config import AdapterConfig, AlgorithmConfig, SamplingConfig, StoreConfig, TrainerConfig
 from lora_rl.data.samples_io import read_samples
@@ -23,6 +26,7 @@ from lora_rl.trainer.hand_over import hand_over
 from lora_rl.trainer.learner import Job, Learner
 from lora_rl.trainer.megatron_compat import VERSIONS, init_distributed, leave_distributed, peak_memory_gib
 from lora_rl.trainer.model import FrozenModel, build_model
+from lora_rl.trainer.offload import Offload
 from lora_rl.trainer.peft_io import export_peft, peft_config, peft_tensors
 from lora_rl.trainer.probe import make_probe
 from lora_rl.trainer.ranks import first_rank_alone, peers_named, together
@@ -30,6 +34,8 @@ from lora_rl.trainer.slot_bank import SlotBank
 from lora_rl.trainer.slots import SlotTable
 from lora_rl.trainer.states import StateKeeper
 from lora_rl.trainer.types import AdapterBatch, ExportReply, OptimReply, StepReply
+
+logger = logging.getLogger("lora_rl.trainer")
 
 
 class TrainerActor:
@@ -59,6 +65,7 @@ class TrainerActor:
             self._table = SlotTable(model, bank, self._config.slots)
             self._keeper = StateKeeper(model, bank, self._table, self._config.max_rank)
             self._learner = Learner(model, bank, max_tokens=self._config.max_tokens_per_gpu)
+            self._offload = Offload(_on_device(chain(model.gpt.parameters(), model.gpt.buffers())))
             self._model = model
         return {
             "versions": VERSIONS,
@@ -231,16 +238,39 @@ class TrainerActor:
         ref = first_rank_alone(write)
         return ExportReply(adapter=ref, metrics={"time/export_s": time.perf_counter() - began})
 
+    def offload(self) -> str:
+        """Move all memory of the device to the host, until `onload`. `offloaded`, `already_offloaded` or `not_started`.
+
+        Nothing is lost: the same call goes on with the same bits. On a CPU nothing moves.
+        """
+        if self._model is None:
+            return "not_started"
+        if self._offload.away:
+            return "already_offloaded"
+        freed = self._offload.offload(_on_device(self._table.tensors()))
+        logger.info("offloaded %.2f GiB", freed / 2**30)
+        return "offloaded"
+
+    def onload(self) -> str:
+        """Move it back. `onloaded` or `already_here`. An error leaves the actor of no use: start another."""
+        if self._model is None or not self._offload.away:
+            return "already_here"
+        self._offload.onload()
+        logger.info("back on %s", self._model.device)
+        return "onloaded"
+
     def shutdown(self) -> None:
         """Leave the other ranks and let go of the model."""
         if self._model is not None:
             self._model = None
-            del self._bank, self._table, self._keeper, self._learner
+            del self._bank, self._table, self._keeper, self._learner, self._offload
             leave_distributed()
 
     def _started(self) -> FrozenModel:
         if self._model is None:
             raise TrainerError("trainer: not started; call start first")
+        if self._offload.away:
+            raise TrainerError("trainer: its memory is on the host; call onload first")
         return self._model
 
     def _forward_backward(
@@ -286,6 +316,11 @@ class TrainerActor:
                 f"adapter {batch.adapter.name}: mean |logp trainer - logp engine| is {mismatch:.4g}, above "
                 f"algorithm.max_mismatch {limit:g}; check that both run the same base model and adapter version"
             )
+
+
+def _on_device(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Those that a CPU has no memory of."""
+    return (tensor for tensor in tensors if tensor.device.type != "cpu")
 
 
 def _finite(metrics: dict[str, float]) -> dict[str, float]:

@@ -18,7 +18,7 @@ SAFETENSORS_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 def hand_over(name: str, version: int, tensors: Mapping[str, Tensor], config: bytes, *, dtype: torch.dtype) -> Handover:
     """A PEFT directory in shared memory with `tensors`, by their PEFT names, cast to `dtype`.
 
-    The memory of the version before the last is used again. `tensors` may be on any one device.
+    The memory of the version before the last is used again.
     """
     directory = ring_directory(name, version)
     header = _header(tensors, dtype)

@@ -179,6 +179,18 @@ class SlotBank:
         for experts in self._experts.values():
             experts.pairs.pop(slot, None)
 
+    def tensors(self) -> Iterator[Tensor]:
+        """All memory of the slots on the device: parameters, the copies that are multiplied, and gradients."""
+        for slot, (_, parameters) in self._slots.items():
+            weights = self._layers_of(slot)
+            found = [parameter.value for parameter in parameters]
+            found += [tensor for parameter in parameters if (tensor := parameter.value.grad) is not None]
+            found += [copy for each in weights for copy in (each.a_QK, each.b_NQ)]
+            yield from found
+            yield from (
+                gradient for each in weights for gradient in (each.a_grad_QK, each.b_grad_NQ) if gradient is not None
+            )
+
     @contextmanager
     def routed(self, spans: tuple[Span, ...]) -> Iterator[None]:
         """Within, rows belong to slots by `spans`, which cover all rows; outside, every adapter is off.

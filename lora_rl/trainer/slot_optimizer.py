@@ -1,7 +1,7 @@
 """AdamW for one slot: its own moments, step clock and learning rate, so that no adapter feels its neighbours."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -78,6 +78,11 @@ class SlotOptimizer:
     def moment(self, name: str, parameter: SlotParameter) -> Tensor:
         """This rank's part of `exp_avg` or `exp_avg_sq`."""
         return self._adamw.state[parameter.value][name]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The moments, this rank's part."""
+        for parameter in self.parameters:
+            yield from (self.moment(name, parameter) for name in MOMENTS)
 
     def step(self, num_samples: int, *, finite_loss: bool = True) -> StepResult:
         """Clip, step and drop the gradient of `num_samples` samples. All ranks must call it.

@@ -1,6 +1,6 @@
 """Who lives in which slot. Slots are a cache of train states: the store has all of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -84,8 +84,18 @@ class SlotTable:
             self._free.append(tenant.slot)
 
     def weights(self, tenant: Tenant) -> dict[str, Tensor]:
-        """The tenant's whole weights where the model is; the next step may change them. All ranks must call it."""
-        return {p.name: self._bank.gathered(p.value, p.split_dim) for p in tenant.optimizer.parameters}
+        """The tenant's whole weights; the next step may change them. Those of this stage lie where the model is.
+
+        Whole on the first stage of the pipeline. All ranks must call it.
+        """
+        own = {p.name: self._bank.gathered(p.value, p.split_dim) for p in tenant.optimizer.parameters}
+        return on_first_stage(own, self._bank.shapes(tenant.lora), self._model.groups)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All memory of the slots on the device."""
+        yield from self._bank.tensors()
+        for tenant in self._tenants.values():
+            yield from tenant.optimizer.tensors()
 
     def snapshot(self, tenant: Tenant) -> TrainState:
         """The tenant's state; whole on the first stage of the pipeline. All ranks must call it."""

@@ -31,9 +31,9 @@ def drive(cluster_environment: dict[str, str]) -> Callable[..., None]:
     return drive
 
 
-def new_run(run: str, store: str) -> RunRecords:
+def new_run(run: str, store: str, *overrides: str) -> RunRecords:
     """A run of examples/tiny.yaml, recorded and not begun."""
-    config = load_config(ROOT / "examples" / "tiny.yaml", [f"run_name={run}", f"store.uri={store}"])
+    config = load_config(ROOT / "examples" / "tiny.yaml", [f"run_name={run}", f"store.uri={store}", *overrides])
     records = RunRecords(open_store(config.store), run)
     records.create_run(config.model_dump(mode="json"), config.sha256)
     return records

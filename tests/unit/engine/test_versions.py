@@ -1,14 +1,17 @@
 import pytest
 
+from lora_rl.engine import Probe
 from lora_rl.engine.versions import VersionRegistry
 from lora_rl.errors import EngineError
 from lora_rl.store.refs import AdapterRef
 from tests.builders import make_adapter_ref
 
+PROBE = Probe(prompt_tokens=[1], token_ids=[2], logp=[-1.0], logp_base=[-1.5])
+
 
 def publish(registry: VersionRegistry, ref: AdapterRef) -> list[str]:
     """Adds `ref` and returns the labels that have to be unloaded for it."""
-    registry.add(ref, registry.new_id())
+    registry.add(ref, PROBE, registry.new_id())
     return [version.label for version in registry.take_unneeded()]
 
 

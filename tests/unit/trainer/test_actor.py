@@ -12,6 +12,7 @@ from lora_rl.models.tiny import make_tiny_qwen3
 from lora_rl.store import handover, open_store
 from lora_rl.trainer.actor import TrainerActor
 from lora_rl.trainer.init_adapter import resolve_init
+from lora_rl.trainer.offload import Offload
 from lora_rl.trainer.state_io import decode_state
 from lora_rl.trainer.types import AdapterBatch
 from tests.builders import make_training_samples
@@ -109,6 +110,24 @@ def test_what_is_handed_over_is_what_is_exported(run, tmp_path, monkeypatch):
     # the next version's hand-over leaves this one where it is
     other = run.hand_over(run.step(state, run.samples(seed=1)).state, version=2)
     assert handover.find(reply.adapter) == handed != other
+
+
+def test_a_step_after_a_turn_off_the_device_has_the_same_bits(run, monkeypatch):
+    # on a CPU nothing would move
+    monkeypatch.setattr("lora_rl.trainer.actor._on_device", lambda tensors: tensors)
+    trainer, start, samples = run.trainer, run.new(), run.samples()
+    first = run.step(start, samples)
+    second = run.step(first.state, samples)
+    monkeypatch.setattr(trainer, "_offload", Offload(trainer._model.gpt.parameters()))
+    again = run.step(start, samples)
+    assert trainer.offload() == "offloaded"
+    assert trainer.offload() == "already_offloaded"
+    assert sum(tensor.untyped_storage().nbytes() for tensor in trainer._table.tensors()) == 0
+    with pytest.raises(TrainerError, match="call onload first"):
+        run.step(again.state, samples)
+    assert trainer.onload() == "onloaded"
+    assert trainer.onload() == "already_here"
+    assert run.step(again.state, samples).state == second.state
 
 
 def test_the_same_seed_gives_the_same_state(run):
