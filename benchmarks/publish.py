@@ -3,43 +3,43 @@
     python -m benchmarks.publish [--cases NAME ...] [--times N] [--out FILE]
 
 Cases: `tiny` (random, rank 4, float32), `smollm2` (SmolLM2-135M, rank 16), `qwen3-8b` (random weights of that shape,
-rank 32). Trainer and engine are in one process, on one device. Each time an adapter is exported, published as a new
-version and asked for one token; then vLLM alone loads the same files from memory. About a minute a case on two cores
-or on a GPU.
+rank 32). Trainer and engine are in one process, on one device. Each time an adapter is handed over and staged, while it
+is exported, then published as a new version and asked for one token. An engine without our plugin then loads the same
+files from memory by `add_lora`. About two minutes a case on two cores or on a GPU.
 """
 
 import argparse
 import asyncio
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from benchmarks.report import RESULTS, append_result, device_kind, table
-from benchmarks.served import Case, Exporter, checkpoint, make_engine, memory_folder, remove
-from lora_rl.config import SamplingConfig, StoreConfig
-from lora_rl.engine import GenerateRequest
+from benchmarks.served import Case, Exporter, checkpoint, make_engine, make_engine_config, memory_folder, remove
+from lora_rl.config import StoreConfig
+from lora_rl.config.run import ENGINE_MAX_RANKS
 from lora_rl.engine.actor import EngineActor
-from lora_rl.store import AdapterRef, download_adapter, open_store
+from lora_rl.engine.plugin import OWNER
+from lora_rl.store import AdapterRef, BlobRef, download_adapter, open_store
 
-WARM_UPS = 2
-BARE_LORA_ID = 1_000_000
-"""vLLM's numbers for adapters that it loads without us; above all that the engine gives out."""
+WARM_UPS = 3
 CASES = {
     "tiny": Case(model="tiny-qwen3", dtype="float32", rank=4),
     "smollm2": Case(model="smollm2-135m-instruct", dtype="bfloat16", rank=16),
     "qwen3-8b": Case(model="qwen3-8b", dtype="bfloat16", rank=32),
 }
 ON_A_CPU, ON_A_GPU = ("tiny", "smollm2"), ("smollm2", "qwen3-8b")
-STAGES = ("export", "read", "load", "probe", "publish", "first token", "all", "add_lora")
+STAGES = ("export", "transfer", "load", "first_token", "to first token", "store", "publish", "add_lora")
 
 
 async def measure(case: Case, times: int) -> tuple[int, list[dict[str, float]]]:
     """Bytes of the adapter's weights, and the seconds of each round by stage."""
     path = checkpoint(case)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, TemporaryDirectory(dir=memory_folder()) as memory:
+        peft = Path(memory, "peft")
         states = StoreConfig(uri=f"file://{folder}/states")
         exporter = Exporter(case, path, states)
         engine = make_engine(case, path, max_model_len=512, gpu_memory_utilization=0.5)
@@ -49,55 +49,65 @@ async def measure(case: Case, times: int) -> tuple[int, list[dict[str, float]]]:
             for number in range(WARM_UPS + times):
                 # A store of its own each time: one that has the bytes would not write them again.
                 store = StoreConfig(uri=f"file://{folder}/{number}")
-                began = time.perf_counter()
-                adapter = exporter.export("bench", state, number, store)
-                exported = time.perf_counter() - began
-                stages = {"export": exported, **await publish(engine, store, adapter)}
-                stages["all"] = time.perf_counter() - began
-                stages["add_lora"] = await bare_add_lora(engine, store, adapter, BARE_LORA_ID + number)
+                stages, adapter = await publish(engine, exporter, state, number, store)
                 seconds.append(stages)
                 weight_bytes = adapter.weights.size
+                if number + 1 == WARM_UPS + times:
+                    download_adapter(open_store(store), adapter, peft)
                 remove(store)
                 print(case.model, number, {name: round(1000 * value, 1) for name, value in stages.items()}, flush=True)
         finally:
             await engine.shutdown()
             exporter.close()
-    return weight_bytes, seconds[WARM_UPS:]
+        shipped = await add_lora_seconds(case, path, peft, times)
+        return weight_bytes, [each | {"add_lora": bare} for each, bare in zip(seconds[WARM_UPS:], shipped, strict=True)]
 
 
-async def publish(engine: EngineActor, store: StoreConfig, adapter: AdapterRef) -> dict[str, float]:
-    """Seconds until the version serves, by stage, and of one token by it."""
+async def publish(
+    engine: EngineActor, exporter: Exporter, state: BlobRef, number: int, store: StoreConfig
+) -> tuple[dict[str, float], AdapterRef]:
+    """Seconds of one version's way by stage, and its export. The store is written while the engine loads."""
     began = time.perf_counter()
-    reply = await engine.publish(store=store, adapter=adapter)
+    handed_over = exporter.hand_over("bench", state, number)
+    stages = {"export": time.perf_counter() - began}
+    exporting = asyncio.create_task(asyncio.to_thread(exporter.export, "bench", state, number, store, handed_over))
+    await engine.stage(label=f"bench@{number}", handover=handed_over)
+    adapter = await exporting
+    stages["store"] = time.perf_counter() - began - stages["export"]
     published = time.perf_counter()
-    await engine.generate(
-        version=adapter.label,
-        requests=[GenerateRequest(id="0/0/0", prompt_tokens=list(range(5, 37)), seed=0)],
-        sampling=SamplingConfig(max_response_tokens=1),
-        batch_id="first",
-    )
-    return {**reply.seconds, "publish": published - began, "first token": time.perf_counter() - published}
+    reply = await engine.publish(store=store, adapter=adapter)
+    stages |= {**reply.seconds, "publish": time.perf_counter() - published}
+    stages["to first token"] = sum(stages[stage] for stage in ("export", "transfer", "load", "first_token"))
+    return stages, adapter
 
 
-async def bare_add_lora(engine: EngineActor, store: StoreConfig, adapter: AdapterRef, lora_id: int) -> float:
-    """Seconds of vLLM's own call, from files in memory. The slot that it takes is the spare one."""
-    # Imports vllm, which reads what the engine's start has set.
+async def add_lora_seconds(case: Case, path: Path, peft: Path, times: int) -> list[float]:
+    """Seconds of vLLM's own call, in an engine without our plugin, from files in memory."""
+    os.environ.pop(OWNER)
+    # Imports vllm, which reads what the first engine's start has set.
     from vllm.lora.request import LoRARequest
 
-    vllm: Any = engine._started()._client._llm
-    with TemporaryDirectory(dir=memory_folder()) as folder:
-        download_adapter(open_store(store), adapter, Path(folder, "peft"))
+    from lora_rl.engine.vllm_client import start_vllm
+
+    config = make_engine_config(max_model_len=512, gpu_memory_utilization=0.5)
+    max_rank = next(rank for rank in ENGINE_MAX_RANKS if rank >= case.rank)
+    vllm = start_vllm(
+        model_path=str(path), dtype=case.dtype, engine=config, max_rank=max_rank, capacity=3, seed=0, sleeps=False
+    )
+    seconds = []
+    for number in range(1, WARM_UPS + times + 1):
         began = time.perf_counter()
-        await vllm.add_lora(LoRARequest(f"bare-{lora_id}", lora_id, str(Path(folder, "peft"))))
-        seconds = time.perf_counter() - began
-    await vllm.remove_lora(lora_id)
-    return seconds
+        await vllm.add_lora(LoRARequest(f"shipped-{number}", number, str(peft)))
+        seconds.append(time.perf_counter() - began)
+        await vllm.remove_lora(number)
+    vllm.shutdown()
+    return seconds[WARM_UPS:]
 
 
 def row(case: Case, weight_bytes: int, seconds: Sequence[Mapping[str, float]]) -> list[str]:
     medians = [median(each[name] for each in seconds) for name in STAGES]
-    slowest = max(each["all"] for each in seconds)
-    ratio = median(each["publish"] / each["add_lora"] for each in seconds)
+    slowest = max(each["to first token"] for each in seconds)
+    ratio = median(each["load"] for each in seconds) / median(each["add_lora"] for each in seconds)
     return [
         case.text,
         f"{weight_bytes / 2**20:.1f}",
@@ -111,15 +121,16 @@ async def main(arguments: argparse.Namespace) -> None:
     rows = []
     for name in arguments.cases:
         rows.append(row(CASES[name], *await measure(CASES[name], arguments.times)))
-        print(table(["adapter", "MiB", *STAGES, "slowest of all", "publish / add_lora"], rows), flush=True)
+        print(table(["adapter", "MiB", *STAGES, "slowest", "load / add_lora"], rows), flush=True)
     text = (
         f"Milliseconds; medians of {arguments.times} rounds after {WARM_UPS} unmeasured ones. Export: from the "
-        "trainer's slot to three blobs in a local store, the trainer's probe included. Publish is read (the blobs, "
-        "checked), load (vLLM's `add_lora` from memory), probe (two requests, adapter on and off) and the unloading "
-        "of the version that leaves. First token: one request of 32 tokens. All: from the export to the first token. "
-        "add_lora: vLLM's own call in the same engine, from files in memory. The engine runs eagerly."
+        "trainer's slot to memory that processes share, cast, with its digest. Transfer: the digest, by the engine. "
+        "Load: into vLLM's slot. First token: one by the new version, the first half of the probe. To first token: "
+        "these four in a row; slowest: the largest of these. Store: the export's blobs and the trainer's probe, while "
+        "the engine loads. Publish: finding the staged version, and the whole probe. add_lora: vLLM's own call in an "
+        "engine without our plugin, from files in memory. Engines run eagerly."
     )
-    body = f"{table(['adapter', 'MiB', *STAGES, 'slowest of all', 'publish / add_lora'], rows)}\n\n{text}"
+    body = f"{table(['adapter', 'MiB', *STAGES, 'slowest', 'load / add_lora'], rows)}\n\n{text}"
     append_result(arguments.out, title="Publish latency", body=body)
 
 

@@ -16,6 +16,7 @@ from lora_rl.models import resolve_model
 from lora_rl.models.build import build_directory
 from lora_rl.models.tiny import make_tokenizer
 from lora_rl.store import AdapterRef, BlobRef
+from lora_rl.store.handover import Handover
 from lora_rl.trainer.actor import TrainerActor
 
 TOKENIZER_VOCABULARY = 512
@@ -78,10 +79,27 @@ class Exporter:
         self._trainer.load_state(store=self._store, adapter=adapter, state=state)
         return state
 
-    def export(self, name: str, state: BlobRef, version: int, store: StoreConfig) -> AdapterRef:
+    def hand_over(self, name: str, state: BlobRef, version: int) -> Handover:
+        """The state in memory that an engine can load from."""
+        return self._trainer.hand_over(
+            store=self._store,
+            adapter=self._adapter(name),
+            state=state,
+            version=version,
+            base_model_name=self._case.model,
+        )
+
+    def export(
+        self, name: str, state: BlobRef, version: int, store: StoreConfig, handed_over: Handover | None = None
+    ) -> AdapterRef:
         """The exported state, in `store`."""
         return self._trainer.export_adapter(
-            store=store, adapter=self._adapter(name), state=state, version=version, base_model_name=self._case.model
+            store=store,
+            adapter=self._adapter(name),
+            state=state,
+            version=version,
+            base_model_name=self._case.model,
+            handed_over=handed_over,
         ).adapter
 
     def close(self) -> None:
@@ -93,9 +111,14 @@ class Exporter:
 
 
 def make_engine(case: Case, path: Path, *, slots: int = 1, **options: Any) -> EngineActor:
-    """Not yet started. Random weights make rounding in bfloat16 large: the probe allows for it."""
-    config = EngineConfig(kv_cache_gib=0.5, probe_tolerance=2.0, **options)
+    """Not yet started."""
+    config = make_engine_config(**options)
     return EngineActor(model_path=str(path), dtype=case.dtype, engine=config, max_rank=case.rank, slots=slots)
+
+
+def make_engine_config(**options: Any) -> EngineConfig:
+    """Random weights make rounding in bfloat16 large: the probe allows for it."""
+    return EngineConfig(kv_cache_gib=0.5, probe_tolerance=2.0, **options)
 
 
 def memory_folder() -> str | None:
