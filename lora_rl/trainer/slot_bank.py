@@ -180,16 +180,14 @@ class SlotBank:
             experts.pairs.pop(slot, None)
 
     def tensors(self) -> Iterator[Tensor]:
-        """All memory of the slots on the device: parameters, the copies that are multiplied, and gradients."""
+        """All memory of the slots between calls: parameters, their gradients, and the copies that are multiplied."""
         for slot, (_, parameters) in self._slots.items():
-            weights = self._layers_of(slot)
-            found = [parameter.value for parameter in parameters]
-            found += [tensor for parameter in parameters if (tensor := parameter.value.grad) is not None]
-            found += [copy for each in weights for copy in (each.a_QK, each.b_NQ)]
-            yield from found
-            yield from (
-                gradient for each in weights for gradient in (each.a_grad_QK, each.b_grad_NQ) if gradient is not None
-            )
+            for parameter in parameters:
+                yield parameter.value
+                if parameter.value.grad is not None:
+                    yield parameter.value.grad
+            for weights in self._layers_of(slot):
+                yield from (weights.a_QK, weights.b_NQ)
 
     @contextmanager
     def routed(self, spans: tuple[Span, ...]) -> Iterator[None]:
