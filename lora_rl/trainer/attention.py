@@ -19,6 +19,7 @@ from torch import Tensor
 from lora_rl.trainer.flash import causal_varlen_attention
 from lora_rl.trainer.megatron_compat import PackedSeqParams, SelfAttention
 from lora_rl.trainer.pointwise import norm_and_rotate
+from lora_rl.trainer.transfer import on_device
 
 QUERY_STEP, KEY_STEP = 16, 32
 """Asks are padded to multiples of these: few shapes, and a row's result does not hang on its neighbours' lengths."""
@@ -127,9 +128,9 @@ class VarlenLayout:
         keys = [row for ask in asks for row in ask.keys]
         in_order = keys == list(range(len(keys)))
         return cls(
-            keys_F=None if in_order else torch.tensor(keys, device=device),
-            query_ends=torch.tensor([0, *accumulate(num_queries)], dtype=torch.int32, device=device),
-            key_ends=torch.tensor([0, *accumulate(num_keys)], dtype=torch.int32, device=device),
+            keys_F=None if in_order else on_device(keys, device),
+            query_ends=on_device(torch.tensor([0, *accumulate(num_queries)], dtype=torch.int32), device),
+            key_ends=on_device(torch.tensor([0, *accumulate(num_keys)], dtype=torch.int32), device),
             most_queries=max(num_queries),
             most_keys=max(num_keys),
         )

@@ -5,10 +5,13 @@ F rows, H heads, G key heads, E head size.
 
 import functools
 import inspect
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger("lora_rl.trainer")
 
 HOPPER = 9
 """Compute capability of the first card that FlashAttention 4 is made for."""
@@ -51,7 +54,8 @@ def _flash_4() -> Any:
         return None
     try:
         from vllm.vllm_flash_attn.cute import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
-    except ImportError:
+    except (ImportError, RuntimeError) as error:  # RuntimeError: its compiler has no part for this CUDA version
+        logger.warning("FlashAttention 4 cannot be used (%s): torch's version 2 is, at about half the speed", error)
         return None
     return flash_attn_varlen_func
 

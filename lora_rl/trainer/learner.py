@@ -18,6 +18,7 @@ from lora_rl.trainer.objective import TokenTerms, advantages, micro_loss, sample
 from lora_rl.trainer.packing import MicroBatch, pack
 from lora_rl.trainer.pipeline import Passage, Stage
 from lora_rl.trainer.slot_bank import SlotBank
+from lora_rl.trainer.transfer import on_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +168,7 @@ class Learner:
             hidden_TD.index_select(0, micro_batch.rows_N),
             self._model.head_VD,
             micro_batch.targets_N,
-            temperatures_N.to(self._model.device),
+            on_device(temperatures_N, self._model.device),
             self._model.tp_group,
             entropy_gradient=any(job.algorithm.entropy_coefficient > 0 for job in jobs.values()),
         )
@@ -178,7 +179,7 @@ class Learner:
         rollout = [logp for index in samples for logp in batch.job.samples[index].logp_rollout]
         device = self._model.device
         sample_N = torch.arange(len(samples)).repeat_interleave(torch.tensor(lengths))
-        logp_rollout_N = torch.tensor(rollout, device=device)
+        logp_rollout_N = on_device(rollout, device)
         if batch.job.algorithm.old_logp == "rollout":
             logp_old_N = logp_rollout_N
         elif batch.logp_old is not None:
@@ -193,9 +194,9 @@ class Learner:
             logp_rollout_N=logp_rollout_N,
             logp_old_N=logp_old_N,
             logp_ref_N=torch.cat([batch.logp_ref[i] for i in samples]) if kl_in_loss and batch.logp_ref else None,
-            advantage_N=batch.advantages_B[samples][sample_N].to(device),
-            weight_N=batch.weights_B[samples][sample_N].to(device),
-            sample_N=sample_N.to(device),
+            advantage_N=on_device(batch.advantages_B[samples][sample_N], device),
+            weight_N=on_device(batch.weights_B[samples][sample_N], device),
+            sample_N=on_device(sample_N, device),
         )
 
     def _packed(self, samples: Mapping[int, Mapping[int, Sample]]) -> list[MicroBatch]:

@@ -3,6 +3,7 @@
 T packed rows, sorted by slot; K input and N output width of a product.
 """
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from lora_rl.trainer.transfer import on_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +37,17 @@ class Routing:
 
     spans: tuple[Span, ...] = ()
     ends: Tensor | None = None
-    """Where each span stops, int32, on the device: made once, as it would wait for the device at each product."""
+    """Where each span stops, int32, on the device."""
 
     @classmethod
     def of(cls, spans: tuple[Span, ...], device: torch.device) -> "Routing":
-        return cls(spans=spans, ends=torch.tensor([span.stop for span in spans], dtype=torch.int32, device=device))
+        stops = torch.tensor([span.stop for span in spans], dtype=torch.int32)
+        return cls(spans=spans, ends=on_device(stops, device))
+
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """Rows of each span."""
+        return [span.stop - span.start for span in self.spans]
 
 
 def project(x_TK: Tensor, weights: Sequence[Tensor | None], routing: Routing) -> Tensor:
@@ -49,9 +58,7 @@ def project(x_TK: Tensor, weights: Sequence[Tensor | None], routing: Routing) ->
     width = max(weight.shape[1] for weight in present)
     if _grouped(x_TK):
         nothing = present[0].new_zeros(x_TK.shape[1], width)
-        stacked_SKN = torch.stack(
-            [nothing if weight is None else F.pad(weight, (0, width - weight.shape[1])) for weight in weights]
-        )
+        stacked_SKN = torch.stack([nothing if weight is None else _widened(weight, width) for weight in weights])
         return _grouped_mm(x_TK, stacked_SKN, routing.ends)
     out_TN = x_TK.new_zeros(len(x_TK), width)
     for span, weight in zip(routing.spans, weights, strict=True):
@@ -71,6 +78,11 @@ def seeded_generator(text: str, device: torch.device) -> torch.Generator:
     """A generator whose stream is a function of `text`."""
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
     return torch.Generator(device).manual_seed(seed)
+
+
+def _widened(weight: Tensor, width: int) -> Tensor:
+    # padding by nothing would be a copy
+    return weight if weight.shape[1] == width else F.pad(weight, (0, width - weight.shape[1]))
 
 
 def _grouped(x: Tensor) -> bool:

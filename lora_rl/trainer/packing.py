@@ -14,6 +14,7 @@ from lora_rl.data.types import Sample
 from lora_rl.trainer.attention import Ask, Layout, make_layout
 from lora_rl.trainer.lora_rows import Span
 from lora_rl.trainer.plan import Batch, plan, share_out
+from lora_rl.trainer.transfer import on_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,15 +118,15 @@ class _Draft:
         starts = [row for row in range(num_rows) if row == 0 or self.slots[row] != self.slots[row - 1]]
         return MicroBatch(
             number=self.number,
-            tokens_T=torch.tensor(self.tokens, device=device),
-            positions_T=torch.tensor(self.positions, device=device),
+            tokens_T=on_device(self.tokens, device),
+            positions_T=on_device(self.positions, device),
             layout=make_layout(list(self.asks()), device, dtype),
             spans=tuple(
                 Span(slot=self.slots[start], start=start, stop=stop)
                 for start, stop in zip(starts, [*starts[1:], num_rows], strict=True)
             ),
-            rows_N=torch.tensor(self.predictors, device=device),
-            targets_N=torch.tensor(self.targets, device=device),
+            rows_N=on_device(self.predictors, device),
+            targets_N=on_device(self.targets, device),
             pieces=tuple(self.pieces),
         )
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from lora_rl.engine.types import Probe
 from lora_rl.trainer.attention import Ask, make_layout
+from lora_rl.trainer.logprobs import head_logits
 from lora_rl.trainer.lora_rows import Span
 from lora_rl.trainer.model import FrozenModel
 from lora_rl.trainer.packing import Rows
@@ -44,7 +45,7 @@ def _next_logp(model: FrozenModel, bank: SlotBank, prompt: list[int], spans: tup
         with bank.routed(spans):
             hidden_TD = stage.forward(Rows(tokens_T=tokens_T, positions_T=positions_T, layout=layout)).result
         if groups.is_last_stage:
-            share_V = (hidden_TD[-1] @ model.head_VD.T).float()
+            share_V = head_logits(hidden_TD[-1:], model.head_VD)[0].float()
             shares = [torch.empty_like(share_V) for _ in range(model.tp)]
             dist.all_gather(shares, share_V, group=model.tp_group)
             logp_V = torch.cat(shares).log_softmax(0)

@@ -19,6 +19,7 @@ from lora_rl.trainer.model import FrozenModel
 from lora_rl.trainer.slot_experts import ExpertLinear, ExpertPair
 from lora_rl.trainer.slot_lora import Fused, SlotLoraLinear, SlotWeights
 from lora_rl.trainer.targets import EXPERTS, of_experts
+from lora_rl.trainer.transfer import on_device
 
 LAYERS = {
     "self_attention.linear_qkv": ("self_attn", ("q_proj", "k_proj", "v_proj")),
@@ -159,7 +160,7 @@ class SlotBank:
         for layer in dict.fromkeys(self._layers.values()):
             for holders, (a_grad_SQK, b_grad_SNQ) in layer.gradients.take().items():
                 scalings = [self._slots[slot][0].scaling if slot in layer.slots else 0.0 for slot in holders]
-                b_grad_SNQ.mul_(torch.tensor(scalings)[:, None, None].to(b_grad_SNQ.device, non_blocking=True))
+                b_grad_SNQ.mul_(on_device(scalings, b_grad_SNQ.device)[:, None, None])
                 for master, gradient in _gradients(layer, holders, a_grad_SQK, b_grad_SNQ):
                     gradients[master] = gradients[master] + gradient if master in gradients else gradient
         for pair in (pair for slot in slots for pair in self._pairs_of(slot)):

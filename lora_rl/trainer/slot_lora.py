@@ -12,6 +12,7 @@ the parts are summed once a step (`gradients`).
 T packed rows, K input and N output width on this rank, Q rows of all A's.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,20 @@ class SlotWeights:
     b_NQ: Tensor
     """Scaled."""
     dropout: float
+
+    @property
+    def width(self) -> int:
+        """Q."""
+        return len(self.a_QK)
+
+    # Views made once: with many slots, making them at each product takes as long as the products.
+    @functools.cached_property
+    def a_KQ(self) -> Tensor:
+        return self.a_QK.T
+
+    @functools.cached_property
+    def b_QN(self) -> Tensor:
+        return self.b_NQ.T
 
     @classmethod
     def of(cls, fused: "Fused", lora: Lora, masters: Mapping[str, nn.Parameter], dtype: torch.dtype) -> "SlotWeights":
@@ -155,7 +170,7 @@ class _Lora:
     noise_share: tuple[int, int]
     gradients: GradientStacks
 
-    @property
+    @functools.cached_property
     def present(self) -> list[tuple[int, Span, SlotWeights]]:
         """Spans that have weights, with their number."""
         numbered = enumerate(zip(self.routing.spans, self.weights, strict=True))
@@ -172,11 +187,12 @@ class _SlotLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, lead: Tensor, lora: _Lora) -> Tensor:
         out_TN = F.linear(x_TK, weight_NK, bias_N)
-        down_TQ = project(x_TK, [slot and slot.a_QK.T for slot in lora.weights], lora.routing)
-        for _, span, slot in lora.present:
+        down_TQ = project(x_TK, [slot and slot.a_KQ for slot in lora.weights], lora.routing)
+        outs, downs = out_TN.split(lora.routing.sizes), down_TQ.split(lora.routing.sizes)
+        for number, span, slot in lora.present:
             for block, drop in _dropped(span, slot, lora.noise_share):
-                down_TQ[span.rows, block.rows] = drop(x_TK[span.rows]) @ slot.a_QK[block.rows].T
-            out_TN[span.rows].addmm_(down_TQ[span.rows, : slot.b_NQ.shape[1]], slot.b_NQ.T)
+                downs[number][:, block.rows] = drop(x_TK[span.rows]) @ slot.a_QK[block.rows].T
+            outs[number].addmm_(_first_columns(downs[number], slot.width), slot.b_QN)
         ctx.save_for_backward(x_TK, weight_NK, down_TQ)
         ctx.lora = lora
         return out_TN
@@ -188,18 +204,24 @@ class _SlotLinear(torch.autograd.Function):
         grad_down_TQ = project(grad_TN, [slot and slot.b_NQ for slot in lora.weights], lora.routing)
         a_grad_SQK = outer(grad_down_TQ, x_TK, lora.routing)
         grad_x_TK = grad_TN @ weight_NK if ctx.needs_input_grad[0] else None
+        grad_downs = grad_down_TQ.split(lora.routing.sizes)
+        grad_xs = () if grad_x_TK is None else grad_x_TK.split(lora.routing.sizes)
         for number, span, slot in lora.present:
-            grad_down_tQ = grad_down_TQ[span.rows, : len(slot.a_QK)]
+            grad_down_tQ = _first_columns(grad_downs[number], slot.width)
             dropped = _dropped(span, slot, lora.noise_share)
             for block, drop in dropped:
                 a_grad_SQK[number, block.rows] = grad_down_tQ[:, block.rows].T @ drop(x_TK[span.rows])
-                if grad_x_TK is not None:
-                    grad_x_TK[span.rows] += drop(grad_down_tQ[:, block.rows] @ slot.a_QK[block.rows])
-            if grad_x_TK is not None and not dropped:
-                grad_x_TK[span.rows].addmm_(grad_down_tQ, slot.a_QK)
+                if grad_xs:
+                    grad_xs[number].add_(drop(grad_down_tQ[:, block.rows] @ slot.a_QK[block.rows]))
+            if grad_xs and not dropped:
+                grad_xs[number].addmm_(grad_down_tQ, slot.a_QK)
         slots = tuple(span.slot for span in lora.routing.spans)
         lora.gradients.add(slots, a_grad_SQK, outer(grad_TN, down_TQ, lora.routing))
         return grad_x_TK, None, None, None, None
+
+
+def _first_columns(values: Tensor, width: int) -> Tensor:
+    return values if values.shape[1] == width else values[:, :width]
 
 
 def _dropped(
