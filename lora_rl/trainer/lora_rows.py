@@ -67,11 +67,37 @@ def project(x_TK: Tensor, weights: Sequence[Tensor | None], routing: Routing) ->
     return out_TN
 
 
-def outer(y_TN: Tensor, x_TK: Tensor, routing: Routing) -> Tensor:
-    """The product of each span's rows of `y_TN` and `x_TK`: [spans, N, K]."""
+def outer(
+    y_TN: Tensor,
+    x_TK: Tensor,
+    routing: Routing,
+    *,
+    y_widths: Sequence[int] | None = None,
+    x_widths: Sequence[int] | None = None,
+) -> Tensor:
+    """The product of each span's rows of `y_TN` and `x_TK`: [spans, N, K].
+
+    Widths say how many columns of a span's rows are its own; the others are zero.
+    """
     if len(routing.spans) > 1 and _grouped(x_TK):
         return _grouped_mm(y_TN.T, x_TK, routing.ends)
-    return torch.stack([y_TN[span.rows].T @ x_TK[span.rows] for span in routing.spans])
+    parts = zip(
+        y_TN.split(routing.sizes),
+        x_TK.split(routing.sizes),
+        y_widths or [y_TN.shape[1]] * len(routing.spans),
+        x_widths or [x_TK.shape[1]] * len(routing.spans),
+        strict=True,
+    )
+    products = [first_columns(y_tN, y_width).T @ first_columns(x_tK, x_width) for y_tN, x_tK, y_width, x_width in parts]
+    whole = y_TN.shape[1], x_TK.shape[1]
+    return torch.stack(
+        [F.pad(product, (0, whole[1] - product.shape[1], 0, whole[0] - len(product))) for product in products]
+    )
+
+
+def first_columns(values: Tensor, width: int) -> Tensor:
+    """A span's own columns, side by side as if there were no others: products then have the same bits as without."""
+    return values if values.shape[1] == width else values[:, :width].contiguous()
 
 
 def seeded_generator(text: str, device: torch.device) -> torch.Generator:

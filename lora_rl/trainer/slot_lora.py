@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lora_rl.trainer.adapter import Lora
-from lora_rl.trainer.lora_rows import Routing, Span, outer, project, seeded_generator
+from lora_rl.trainer.lora_rows import Routing, Span, first_columns, outer, project, seeded_generator
 from lora_rl.trainer.megatron_compat import mappings
 
 ROW_STEP = 8
@@ -192,7 +192,7 @@ class _SlotLinear(torch.autograd.Function):
         for number, span, slot in lora.present:
             for block, drop in _dropped(span, slot, lora.noise_share):
                 downs[number][:, block.rows] = drop(x_TK[span.rows]) @ slot.a_QK[block.rows].T
-            outs[number].addmm_(_first_columns(downs[number], slot.width), slot.b_QN)
+            outs[number].addmm_(first_columns(downs[number], slot.width), slot.b_QN)
         ctx.save_for_backward(x_TK, weight_NK, down_TQ)
         ctx.lora = lora
         return out_TN
@@ -202,12 +202,13 @@ class _SlotLinear(torch.autograd.Function):
         x_TK, weight_NK, down_TQ = ctx.saved_tensors
         lora: _Lora = ctx.lora
         grad_down_TQ = project(grad_TN, [slot and slot.b_NQ for slot in lora.weights], lora.routing)
-        a_grad_SQK = outer(grad_down_TQ, x_TK, lora.routing)
+        widths = [slot.width if slot else 0 for slot in lora.weights]
+        a_grad_SQK = outer(grad_down_TQ, x_TK, lora.routing, y_widths=widths)
         grad_x_TK = grad_TN @ weight_NK if ctx.needs_input_grad[0] else None
         grad_downs = grad_down_TQ.split(lora.routing.sizes)
         grad_xs = () if grad_x_TK is None else grad_x_TK.split(lora.routing.sizes)
         for number, span, slot in lora.present:
-            grad_down_tQ = _first_columns(grad_downs[number], slot.width)
+            grad_down_tQ = first_columns(grad_downs[number], slot.width)
             dropped = _dropped(span, slot, lora.noise_share)
             for block, drop in dropped:
                 a_grad_SQK[number, block.rows] = grad_down_tQ[:, block.rows].T @ drop(x_TK[span.rows])
@@ -216,12 +217,8 @@ class _SlotLinear(torch.autograd.Function):
             if grad_xs and not dropped:
                 grad_xs[number].addmm_(grad_down_tQ, slot.a_QK)
         slots = tuple(span.slot for span in lora.routing.spans)
-        lora.gradients.add(slots, a_grad_SQK, outer(grad_TN, down_TQ, lora.routing))
+        lora.gradients.add(slots, a_grad_SQK, outer(grad_TN, down_TQ, lora.routing, x_widths=widths))
         return grad_x_TK, None, None, None, None
-
-
-def _first_columns(values: Tensor, width: int) -> Tensor:
-    return values if values.shape[1] == width else values[:, :width]
 
 
 def _dropped(

@@ -20,12 +20,13 @@ from tests.gpu.scale import FAMILIES, Scale
 from tests.oracle import grpo_loss, lora_parameters, response_logp
 from tests.peft_adapters import PeftExporter
 
-LOGP_LIMITS = {"float32": 1e-5, "bfloat16": 0.02}
-"""Of the mean |logp trainer - logp transformers in float32|."""
-GRADIENT_LIMITS = {"float32": 1e-4, "bfloat16": 0.1}
-"""Of the largest difference, relative to the largest gradient."""
-SAME_WORK_LIMITS = {"float32": 1e-5, "bfloat16": 0.02}
-"""Two ways to compute one gradient in one dtype: other shapes, other kernels, other order of sums."""
+LOGP_LIMIT, GRADIENT_LIMIT = 1e-5, 1e-4
+"""In float32: of the mean |logp trainer - logp transformers|; of the largest difference over the largest gradient."""
+ROUNDING = 1.2
+"""In bfloat16: times what transformers in bfloat16 is away from itself in float32. Models differ by a factor of ten."""
+SAME_WORK_LIMITS = {"float32": 1e-5, "bfloat16": 0.1}
+"""Two ways to compute one gradient in one dtype: other shapes, other kernels, other order of sums. On SmolLM2 0.01 to
+0.05 was measured in bfloat16, whose rounding alone moves the gradient by 0.5."""
 RANKS = (3, 4, 8, 16)
 """Of the adapters that share a batch."""
 
@@ -86,21 +87,34 @@ def _against_transformers(found: Findings, scale: Scale, path: Path, what: str, 
     with BenchTrainer(path, dtype, scale.scratch, max_rank=8) as trainer:
         device = trainer.device
         (stepped,) = trainer.step([trainer.batch(adapter, trainer.start(adapter), trainer.put(samples))])
-    found.at_most(f"|Δlogp|: {what}", stepped.metrics["mismatch/logp_abs/mean"], LOGP_LIMITS[dtype])
-    if dtype == "bfloat16":
-        found.note(f"|Δlogp| of transformers itself: {what}", _own_rounding(peft, samples, dtype, device))
-    found.at_most(f"gradient: {what}", relative_gap(stepped.gradient(), expected), GRADIENT_LIMITS[dtype])
+    logp_limit, gradient_limit = LOGP_LIMIT, GRADIENT_LIMIT
+    if dtype != "float32":
+        logp_gap, gradients = _rounded(peft, samples, dtype, device)
+        gradient_gap = relative_gap(gradients, expected)
+        found.note(f"|Δlogp| of transformers itself: {what}", logp_gap)
+        found.note(f"gradient of transformers itself: {what}", gradient_gap)
+        logp_limit, gradient_limit = ROUNDING * logp_gap, ROUNDING * gradient_gap
+    found.at_most(f"|Δlogp|: {what}", stepped.metrics["mismatch/logp_abs/mean"], logp_limit)
+    found.at_most(f"gradient: {what}", relative_gap(stepped.gradient(), expected), gradient_limit)
 
 
-@torch.no_grad()
-def _own_rounding(peft: Any, samples: list[Sample], dtype: str, device: str) -> float:
-    """Mean |Δlogp| of transformers in `dtype` against transformers in float32."""
+def _rounded(peft: Any, samples: list[Sample], dtype: str, device: str) -> tuple[float, dict[str, Tensor]]:
+    """Mean |Δlogp| of transformers in `dtype` against the samples' own, and its gradients."""
     rounded = copy.deepcopy(peft).to(device, DTYPES[dtype])
-    return fmean(
-        abs(ours - theirs)
-        for sample in samples
-        for ours, theirs in zip(response_logp(rounded, sample).tolist(), sample.logp_rollout, strict=True)
-    )
+    rounded.zero_grad()
+    grpo_loss(rounded, samples).backward()
+    gradients = {
+        name: parameter.grad.float().cpu()
+        for name, parameter in lora_parameters(rounded).items()
+        if parameter.grad is not None
+    }
+    with torch.no_grad():
+        gap = fmean(
+            abs(ours - theirs)
+            for sample in samples
+            for ours, theirs in zip(response_logp(rounded, sample).tolist(), sample.logp_rollout, strict=True)
+        )
+    return gap, gradients
 
 
 def _varlen_against_buckets(found: Findings) -> None:

@@ -1,5 +1,6 @@
 import torch
 
+from lora_rl.trainer import lora_rows
 from lora_rl.trainer.lora_rows import Routing, Span, outer, project, seeded_generator
 from tests.tolerances import FORMULA
 
@@ -31,6 +32,17 @@ def test_the_outer_product_takes_each_span_s_own_rows():
     y_TN, x_TK = _draw(9, 4), _draw(9, 6, seed=1)
     for span, product_NK in zip(SPANS, outer(y_TN, x_TK, ROUTING), strict=True):
         assert (product_NK - y_TN[span.rows].T @ x_TK[span.rows]).abs().max() < FORMULA * 10
+
+
+def test_grouped_products_are_those_span_by_span(monkeypatch):
+    x_TK, weights = _draw(9, 16).bfloat16(), [_draw(16, 8 * width, seed=width).bfloat16() for width in WIDTHS]
+    weights[1] = None
+    y_TN, routing = _draw(9, 8, seed=1).bfloat16(), Routing.of(SPANS, torch.device("cpu"))
+    plain = project(x_TK, weights, routing), outer(y_TN, x_TK, routing)
+    monkeypatch.setattr(lora_rows, "_grouped", lambda x: True)
+    grouped = project(x_TK, weights, routing), outer(y_TN, x_TK, routing)
+    for ours, theirs in zip(grouped, plain, strict=True):
+        assert (ours - theirs).abs().max() <= 2**-7 * theirs.abs().max()
 
 
 def test_a_seeded_stream_follows_from_its_text():
