@@ -88,11 +88,10 @@ def outer(
         x_widths or [x_TK.shape[1]] * len(routing.spans),
         strict=True,
     )
-    products = [first_columns(y_tN, y_width).T @ first_columns(x_tK, x_width) for y_tN, x_tK, y_width, x_width in parts]
-    whole = y_TN.shape[1], x_TK.shape[1]
-    return torch.stack(
-        [F.pad(product, (0, whole[1] - product.shape[1], 0, whole[0] - len(product))) for product in products]
-    )
+    out_SNK = x_TK.new_zeros(len(routing.spans), y_TN.shape[1], x_TK.shape[1])
+    for out_NK, (y_tN, x_tK, y_width, x_width) in zip(out_SNK, parts, strict=True):
+        out_NK[:y_width, :x_width] = first_columns(y_tN, y_width).T @ first_columns(x_tK, x_width)
+    return out_SNK
 
 
 def first_columns(values: Tensor, width: int) -> Tensor:
