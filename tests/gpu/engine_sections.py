@@ -48,7 +48,7 @@ class _Check:
             model_path=str(scale.model),
             dtype=scale.dtype,
             engine=EngineConfig(
-                max_model_len=512, max_num_seqs=256, kv_cache_gib=0.5, gpu_memory_utilization=0.3, enforce_eager=True
+                max_model_len=512, max_num_seqs=256, kv_cache_gib=0.5, gpu_memory_utilization=0.15, enforce_eager=True
             ),
             max_rank=16,
             slots=1,

@@ -19,7 +19,7 @@ RUN, ITERATIONS, KILLED_IN = "check", 3, 1
 DRIVER_DEADLINE_S = 180.0
 QUICKSTART_ON_A_GPU = (
     "placement.mode=colocated",
-    "engine.gpu_memory_utilization=0.3",
+    "engine.gpu_memory_utilization=0.2",
     "engine.max_num_seqs=256",
     "trainer.max_tokens_per_gpu=16384",
 )
