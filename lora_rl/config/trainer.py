@@ -16,7 +16,7 @@ class TrainerConfig(Section):
     """Copies of the model, each of which takes a share of the micro-batches."""
 
     expert_parallel: int = Field(default=1, gt=0)
-    """Copies that share the experts of a mixture-of-experts model; must divide data_parallel."""
+    """Copies that share the experts of each layer; must divide data_parallel, and the model's number of experts."""
 
     slots: int = Field(default=1, gt=0)
     """Adapters S held at a time."""

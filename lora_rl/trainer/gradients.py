@@ -18,7 +18,9 @@ class SlotParameter:
     name: str
     value: nn.Parameter
     split_dim: int | None
-    """Dimension split over the tensor-parallel group; null where every rank holds the whole."""
+    """Dimension, from the last, split over the tensor-parallel group; null where every rank holds the whole."""
+    of_experts: bool = False
+    """The first dimension counts experts: it is split over the expert-parallel group."""
 
 
 def reduce_gradients(
@@ -27,15 +29,17 @@ def reduce_gradients(
     """Make what one rank found the gradient of the whole batch, in place, by one all-reduce a kind of group.
 
     Ranks that share a layer each have a part of the gradient of what all of them hold whole. Copies of the model have
-    run other samples; where one has run none of a slot, its gradient is missing and counts as zeros. All ranks must
-    call it with the same parameters in order.
+    run other samples; where one has run none of a slot, its gradient is missing and counts as zeros. An expert has seen
+    the samples of all copies that share its layer: only those that hold the same experts add up. All ranks must call it
+    with the same parameters in order.
     """
     whole = [parameter.value for parameter in parameters if parameter.split_dim is None]
     _sum_in_place([gradients[value] for value in whole if value in gradients], groups.tp)
     if groups.dp.size() > 1:
         for parameter in parameters:
             gradients.setdefault(parameter.value, torch.zeros_like(parameter.value))
-        _sum_in_place([gradients[parameter.value] for parameter in parameters], groups.dp)
+        for copies, of_experts in ((groups.dp, False), (groups.edp, True)):
+            _sum_in_place([gradients[p.value] for p in parameters if p.of_experts == of_experts], copies)
 
 
 def _sum_in_place(tensors: Sequence[Tensor], group: Any) -> None:

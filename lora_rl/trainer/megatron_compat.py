@@ -192,6 +192,8 @@ def process_groups(device: torch.device) -> Groups:
         world=dist.group.WORLD,
         tp=parallel_state.get_tensor_model_parallel_group(),
         dp=parallel_state.get_data_parallel_group(),
+        ep=parallel_state.get_expert_model_parallel_group(),
+        edp=parallel_state.get_expert_data_parallel_group(),
         pp=pp,
         pp_back=pp_back,
     )

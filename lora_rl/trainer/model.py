@@ -104,6 +104,9 @@ class FrozenModel:
         embedded = None
         if received_TD is None:
             embedded = self.gpt.embedding(input_ids=tokens_T[None], position_ids=positions_T[None])
+            if self.groups.ep.size() > 1 and torch.is_grad_enabled():
+                # Gradients must come back through every layer, if others' rows need them from this rank's experts.
+                embedded.requires_grad_()
         else:
             self.gpt.set_input_tensor(received_TD[:, None])
         rotary: Any = self.gpt.rotary_pos_emb

@@ -15,14 +15,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from lora_rl.trainer.expert_dispatch import on_all_experts, on_own_experts
 from lora_rl.trainer.lora_rows import Routing, Span
 from lora_rl.trainer.megatron_compat import GPTModel, parallel_state
-from lora_rl.trainer.slot_experts import Groups, SlotExperts
+from lora_rl.trainer.slot_experts import NO_SLOT, SlotExperts
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
-
-NO_SLOT = -1
-"""Slot of rows whose adapter is off."""
 
 
 class Router(nn.Module):
@@ -58,26 +56,24 @@ class SparseMlp(nn.Module):
         super().__init__()
         self.router = Router(config)
         self.experts = SlotExperts(parallel_state.get_tensor_model_parallel_group())
+        self._ep_group: Any = parallel_state.get_expert_model_parallel_group()
         self.routing: Callable[[], Routing] = Routing
         """Gives whose rows the next forward pass has."""
 
     def forward(self, hidden_T1D: Tensor, padding_mask: None = None) -> tuple[Tensor, None]:
         x_TD = hidden_T1D.flatten(0, 1)
         weights_Tk, experts_Tk = self.router(x_TD)
-        slots, slot_T = row_slots(self.routing().spans, len(x_TD), x_TD.device)
-        order_M, groups = self._sorted(experts_Tk, slots, slot_T)
+        slots, place_T = row_slots(self.routing().spans, len(x_TD), x_TD.device)
         # Copied before it is sorted: a row's k gradients are then summed in one order, also on CUDA.
         copies_MD = x_TD[:, None].expand(-1, self.router.top_k, -1).flatten(0, 1)
-        outputs_MD = self.experts(copies_MD.index_select(0, order_M), groups)
-        unsorted_TkD = outputs_MD.index_select(0, order_M.argsort()).view(*weights_Tk.shape, -1)
-        return (unsorted_TkD * weights_Tk[..., None]).sum(1).view_as(hidden_T1D), None
-
-    def _sorted(self, experts_Tk: Tensor, slots: tuple[int, ...], slot_T: Tensor) -> tuple[Tensor, Groups]:
-        """The order [M] that sorts copies of rows by expert, slot and place, and the sizes of the groups."""
+        expert_M, place_M = experts_Tk.flatten(), place_T.repeat_interleave(self.router.top_k)
         num_experts = self.router.weight.shape[0]
-        key_M = (experts_Tk * len(slots) + slot_T[:, None]).flatten()
-        sizes_ES = key_M.bincount(minlength=num_experts * len(slots)).view(num_experts, len(slots))
-        return key_M.argsort(stable=True), Groups(slots=slots, sizes_ES=sizes_ES)
+        if self._ep_group.size() == 1:
+            outputs_MD = on_own_experts(copies_MD, expert_M, place_M, slots, num_experts, self.experts)
+        else:
+            slot_M = torch.tensor(slots, device=x_TD.device)[place_M]
+            outputs_MD = on_all_experts(copies_MD, expert_M, slot_M, num_experts, self.experts, self._ep_group)
+        return (outputs_MD.view(*weights_Tk.shape, -1) * weights_Tk[..., None]).sum(1).view_as(hidden_T1D), None
 
 
 @lru_cache(maxsize=2)
@@ -129,8 +125,11 @@ def expected_fields(hf_config: PreTrainedConfig) -> dict[str, Any]:
 def load_sparse(path: Path, gpt: GPTModel, dtype: torch.dtype) -> None:
     """Read routers and experts of all layers, this rank's part. Raises KeyError for a tensor that `path` lacks."""
     tp_group: Any = parallel_state.get_tensor_model_parallel_group()
+    ep_group: Any = parallel_state.get_expert_model_parallel_group()
     layers: Any = gpt.decoder.layers
     config: Any = gpt.config
+    num_own = config.num_moe_experts // ep_group.size()
+    own_experts = range(ep_group.rank() * num_own, (ep_group.rank() + 1) * num_own)
     with ExitStack() as stack:
         files = [stack.enter_context(safe_open(file, "pt")) for file in sorted(path.glob("*.safetensors"))]
         by_name = {name: file for file in files for name in file.keys()}  # noqa: SIM118
@@ -148,7 +147,7 @@ def load_sparse(path: Path, gpt: GPTModel, dtype: torch.dtype) -> None:
                         read(f"{mlp}.experts.{expert}.{projection}").chunk(tp_group.size(), split_dim)[tp_group.rank()]
                         for projection in linear.projections
                     ]
-                    for expert in range(config.num_moe_experts)
+                    for expert in own_experts
                 ]
                 stacked = torch.stack([torch.cat(parts) for parts in weights])
                 linear.weight = nn.Parameter(stacked, requires_grad=False)

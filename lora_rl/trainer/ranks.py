@@ -25,7 +25,11 @@ class Groups:
     tp: Any
     """Ranks that share each layer."""
     dp: Any
-    """Copies of this rank's share of the model."""
+    """Copies of this rank's share of the model, but for experts."""
+    ep: Any
+    """Those among the copies that share the experts of a layer."""
+    edp: Any
+    """Those among the copies that hold the same experts."""
     pp: Any
     """Stages, one after the other."""
     pp_back: Any

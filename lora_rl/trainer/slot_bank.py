@@ -202,23 +202,23 @@ class SlotBank:
         finally:
             self._routing = Routing()
 
-    def share(self, whole: Tensor, split_dim: int | None) -> Tensor:
+    def share(self, whole: Tensor, split_dim: int | None, *, of_experts: bool = False) -> Tensor:
         """This rank's part of a whole tensor."""
-        if split_dim is None:
-            return whole
-        return whole.chunk(self._model.tp, split_dim)[self._model.tp_rank]
+        groups = self._model.groups
+        if of_experts:
+            whole = whole.chunk(groups.ep.size())[groups.ep.rank()]
+        return whole if split_dim is None else whole.chunk(groups.tp.size(), split_dim)[groups.tp.rank()]
 
-    def whole(self, share: Tensor, split_dim: int | None) -> Tensor:
+    def whole(self, share: Tensor, split_dim: int | None, *, of_experts: bool = False) -> Tensor:
         """The whole tensor on the CPU, from every rank's part. All ranks must call it, in the same order."""
-        return self.gathered(share, split_dim).to("cpu", copy=True)
+        return self.gathered(share, split_dim, of_experts=of_experts).to("cpu", copy=True)
 
-    def gathered(self, share: Tensor, split_dim: int | None) -> Tensor:
+    def gathered(self, share: Tensor, split_dim: int | None, *, of_experts: bool = False) -> Tensor:
         """The whole tensor where the model is; it may be `share` itself. All ranks must call it, in the same order."""
-        if split_dim is None or self._model.tp == 1:
-            return share.detach()
-        shares = [torch.empty_like(share) for _ in range(self._model.tp)]
-        dist.all_gather(shares, share.detach().contiguous(), group=self._model.tp_group)
-        return torch.cat(shares, split_dim)
+        whole = share.detach()
+        if split_dim is not None:
+            whole = _joined(whole, split_dim, self._model.groups.tp)
+        return _joined(whole, 0, self._model.groups.ep) if of_experts else whole
 
     def _layers_of(self, slot: int) -> list[SlotWeights]:
         return [layer.slots[slot] for layer in dict.fromkeys(self._layers.values()) if slot in layer.slots]
@@ -228,8 +228,10 @@ class SlotBank:
         return [pair for layer in layers for pair in layer.pairs.get(slot, {}).values()]
 
     def _parameter(self, name: str, weights: Mapping[str, Tensor], split_dim: int | None) -> SlotParameter:
-        share = self.share(weights[name], split_dim).to(self._model.device, torch.float32, copy=True)
-        return SlotParameter(name=name, value=nn.Parameter(share.contiguous()), split_dim=split_dim)
+        stacked = of_experts(name)
+        share = self.share(weights[name], split_dim, of_experts=stacked)
+        value = nn.Parameter(share.to(self._model.device, torch.float32, copy=True).contiguous())
+        return SlotParameter(name=name, value=value, split_dim=split_dim, of_experts=stacked)
 
     def _fused(self, modules: tuple[str, ...]) -> Fused:
         row_parallel = modules[0].endswith(ROW_PARALLEL)
@@ -258,3 +260,12 @@ def _gradients(
             if place not in copies:
                 copies[place] = b_grad_SNQ[:, block.rows, block.columns].contiguous()
             yield block.master, copies[place][number]
+
+
+def _joined(share: Tensor, split_dim: int, group: Any) -> Tensor:
+    """All ranks' parts as one."""
+    if group.size() == 1:
+        return share
+    shares = [torch.empty_like(share) for _ in range(group.size())]
+    dist.all_gather(shares, share.contiguous(), group=group)
+    return torch.cat(shares, split_dim)

@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from lora_rl.trainer.megatron_compat import mappings
 from lora_rl.trainer.pointwise import swiglu
 
+NO_SLOT = -1
+"""Slot of rows whose adapter is off."""
+
 RANK_STEP = 8
 """Grouped products want strides that are multiples of 16 bytes."""
 
@@ -157,7 +160,7 @@ class SlotExperts(nn.Module):
 
 def _grouped(x: Tensor) -> bool:
     # The grouped kernel exists for CUDA bf16.
-    return x.is_cuda and x.dtype == torch.bfloat16
+    return x.is_cuda and x.dtype == torch.bfloat16 and len(x) > 0
 
 
 def _pad_last(values: Tensor, size: int) -> Tensor:

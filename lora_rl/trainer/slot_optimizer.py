@@ -119,12 +119,11 @@ class SlotOptimizer:
         device = self._groups.device
         squares = {True: torch.zeros((), device=device), False: torch.zeros((), device=device)}
         for parameter in self._trained:
-            if parameter.value.grad is not None:
+            copies = self._groups.edp if parameter.of_experts else self._groups.dp
+            if parameter.value.grad is not None and copies.rank() == 0:
                 squares[parameter.split_dim is not None] += parameter.value.grad.square().sum()
         total = torch.stack([squares[True], squares[False] / self._groups.tp.size()])
         if self._groups.world.size() > 1:
-            if self._groups.dp.rank() > 0:
-                total.zero_()
             dist.all_reduce(total, group=self._groups.world)
         return total.sum().sqrt().item()
 

@@ -59,7 +59,10 @@ class SlotTable:
         lora = lora_of(adapter, self._model.num_layers, sparse=self._model.sparse)
         parameters = self._bank.fill(slot, lora, state.weights)
         moments = {
-            moment: {p.name: self._bank.share(state.moments[moment][p.name], p.split_dim) for p in parameters}
+            moment: {
+                p.name: self._bank.share(state.moments[moment][p.name], p.split_dim, of_experts=p.of_experts)
+                for p in parameters
+            }
             for moment in MOMENTS
         }
         optimizer = SlotOptimizer(
@@ -88,7 +91,10 @@ class SlotTable:
 
         Whole on the first stage of the pipeline. All ranks must call it.
         """
-        own = {p.name: self._bank.gathered(p.value, p.split_dim) for p in tenant.optimizer.parameters}
+        own = {
+            p.name: self._bank.gathered(p.value, p.split_dim, of_experts=p.of_experts)
+            for p in tenant.optimizer.parameters
+        }
         return on_first_stage(own, self._bank.shapes(tenant.lora), self._model.groups)
 
     def tensors(self) -> Iterator[Tensor]:
@@ -102,7 +108,9 @@ class SlotTable:
         optimizer, shapes = tenant.optimizer, self._bank.shapes(tenant.lora)
 
         def gathered(part: Callable[[SlotParameter], Tensor]) -> dict[str, Tensor]:
-            own = {p.name: self._bank.whole(part(p), p.split_dim) for p in optimizer.parameters}
+            own = {
+                p.name: self._bank.whole(part(p), p.split_dim, of_experts=p.of_experts) for p in optimizer.parameters
+            }
             return on_first_stage(own, shapes, self._model.groups)
 
         return TrainState(

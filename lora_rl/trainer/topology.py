@@ -14,6 +14,7 @@ SPLIT_BY_TENSOR_PARALLEL = (
     "vocab_size",
 )
 SPLIT_BY_PIPELINE = ("num_hidden_layers",)
+SPLIT_BY_EXPERT_PARALLEL = ("num_experts", "num_local_experts")
 """Sizes in a Hugging Face config that every process takes an equal share of."""
 
 
@@ -22,6 +23,17 @@ def topology_faults(trainer: TrainerConfig, model_config: Mapping[str, Any]) -> 
     return [
         *_not_divided("tensor_parallel", trainer.tensor_parallel, SPLIT_BY_TENSOR_PARALLEL, model_config),
         *_not_divided("pipeline_parallel", trainer.pipeline_parallel, SPLIT_BY_PIPELINE, model_config),
+        *_not_divided("expert_parallel", trainer.expert_parallel, SPLIT_BY_EXPERT_PARALLEL, model_config),
+        *_no_experts(trainer, model_config),
+    ]
+
+
+def _no_experts(trainer: TrainerConfig, model_config: Mapping[str, Any]) -> list[str]:
+    if trainer.expert_parallel == 1 or any(model_config.get(name) for name in SPLIT_BY_EXPERT_PARALLEL):
+        return []
+    return [
+        f"trainer.expert_parallel: {trainer.expert_parallel} shares the experts of a layer, but model.name has none; "
+        "use 1"
     ]
 
 

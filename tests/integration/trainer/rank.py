@@ -67,9 +67,9 @@ def _train(trainer: TrainerActor, plan: dict[str, Any]) -> dict[str, Any]:
 def _gradients(trainer: TrainerActor, name: str) -> Any:
     tenant = trainer._table.find(name)
     return {
-        parameter.name: trainer._bank.whole(parameter.value.grad, parameter.split_dim).tolist()
-        for parameter in tenant.optimizer.parameters
-        if parameter.value.grad is not None
+        p.name: trainer._bank.whole(p.value.grad, p.split_dim, of_experts=p.of_experts).tolist()
+        for p in tenant.optimizer.parameters
+        if p.value.grad is not None
     }
 
 

@@ -15,6 +15,10 @@ LAYOUTS = {
     "tp2": {"tp": 2},
     "pp2": {"pp": 2},
     "dp2": {"dp": 2},
+    "ep2": {"dp": 2, "ep": 2},
+    "tp2ep2": {"tp": 2, "dp": 2, "ep": 2},
+    "pp2ep2": {"pp": 2, "dp": 2, "ep": 2},
+    "dp4ep2": {"dp": 4, "ep": 2},
 }
 
 
@@ -67,3 +71,16 @@ def test_a_state_passes_through_a_layout_byte_by_byte(workplace, one, layout):
     assert split["saved"] == one["states"][-1]
     alone = _train(workplace, start=split["states"][-1], steps=workplace.batches[:1])
     assert alone["saved"] == split["states"][-1]
+
+
+def test_recompute_is_the_same_where_experts_are_shared(workplace):
+    options = {"recompute": True, "steps": workplace.batches[:1]}
+    one, split = _train(workplace, **options), _train(workplace, dp=2, ep=2, **options)
+    assert _gap(split["gradients"], one["gradients"]) < PARITY
+
+
+@pytest.mark.parametrize("targets", ["*.layers.1.mlp.experts.*", "*.layers.0.mlp.experts.*", "self_attn.*"])
+def test_an_adapter_of_a_part_trains_where_experts_are_shared(workplace, targets):
+    options = {"adapter": {"target_modules": [targets]}, "steps": workplace.batches[:1]}
+    one, split = _train(workplace, **options), _train(workplace, dp=2, ep=2, **options)
+    assert _gap(split["gradients"], one["gradients"]) < PARITY

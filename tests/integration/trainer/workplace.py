@@ -79,7 +79,7 @@ class Workplace:
         return path if path.exists() else MAKERS[family](path, tie_embeddings=family != "llama")
 
     def train(
-        self, *, tp: int = 1, pp: int = 1, dp: int = 1, family: str = "qwen3", recompute: bool = False, **options: Any
+        self, *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, family: str = "qwen3", **options: Any
     ) -> list[dict[str, Any]]:
         """Replies of all ranks. Processes are used again."""
         num_ranks = tp * pp * dp
@@ -92,7 +92,8 @@ class Workplace:
                 "tensor_parallel": tp,
                 "pipeline_parallel": pp,
                 "data_parallel": dp,
-                "recompute": recompute,
+                "expert_parallel": ep,
+                "recompute": options.pop("recompute", False),
             },
             "rendezvous": (self.folder / f"{name}.meet").as_uri() if num_ranks > 1 else None,
             "start": None,

@@ -18,5 +18,6 @@ class OneRank:
 
 
 ONE_RANK = Groups(
-    device=torch.device("cpu"), world=OneRank(), tp=OneRank(), dp=OneRank(), pp=OneRank(), pp_back=OneRank()
+    device=torch.device("cpu"),
+    **dict.fromkeys(("world", "tp", "dp", "ep", "edp", "pp", "pp_back"), OneRank()),
 )

@@ -1,0 +1,27 @@
+import pytest
+
+from lora_rl.config import TrainerConfig
+from lora_rl.trainer.topology import topology_faults
+
+DENSE = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 512}
+
+
+def _faults(model_config: dict[str, int], **layout: int) -> list[str]:
+    return topology_faults(TrainerConfig(**layout), DENSE | model_config)
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
+def test_experts_that_the_copies_cannot_share_equally_are_refused(name):
+    (fault,) = _faults({name: 8}, expert_parallel=3)
+    assert fault == f"trainer.expert_parallel: 3 does not divide {name} 8; use 1 or 2"
+    assert _faults({name: 8}, expert_parallel=4) == []
+
+
+def test_experts_to_share_where_there_are_none_are_refused():
+    (fault,) = _faults({}, expert_parallel=2)
+    assert fault.startswith("trainer.expert_parallel: 2 shares the experts of a layer, but model.name has none; use 1")
+
+
+def test_an_expert_that_tensor_parallelism_does_not_divide_is_refused():
+    (fault,) = _faults({"num_experts": 8, "moe_intermediate_size": 33}, tensor_parallel=2)
+    assert fault == "trainer.tensor_parallel: 2 does not divide moe_intermediate_size 33; use 1"
