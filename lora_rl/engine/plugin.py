@@ -23,6 +23,10 @@ def register() -> None:
     from lora_rl.engine import mapped_loras
 
     mapped_loras.install()
+    if current_platform.is_cpu():
+        from lora_rl.engine import expert_lora
+
+        expert_lora.install()
     if os.environ.get(FAST_CPU_LORA) == "1" and current_platform.is_cpu():
         from lora_rl.engine.lora_ops import install
 
