@@ -102,7 +102,7 @@ def grpo_loss(model: Any, samples: Sequence[Sample], *, eps: float = 0.2, temper
     for sample in samples:
         rewards = torch.tensor(groups[sample.prompt_id])
         advantage = ((sample.reward or 0.0) - rewards.mean()) / (rewards.std() + 1e-6)
-        logp = response_logp(model, sample, temperature)
+        logp = response_logp(model, sample, temperature).cpu()
         ratio = (logp - torch.tensor(sample.logp_rollout)).exp()
         total = total - torch.minimum(ratio * advantage, ratio.clamp(1 - eps, 1 + eps) * advantage).sum()
         num_tokens += len(sample.response_tokens)
