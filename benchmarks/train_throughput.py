@@ -255,7 +255,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--slots", nargs="+", type=int, default=[1, 16])
     parser.add_argument("--without-peft", action="store_true")
     parser.add_argument("--profile", type=Path, help="folder for profiles of our steps")
-    parser.add_argument("--out", type=Path, default=RESULTS / "train-throughput-gpu.md")
+    parser.add_argument("--out", type=Path, default=RESULTS / "train_throughput-gpu.md")
     return parser.parse_args()
 
 
