@@ -24,7 +24,8 @@ from lora_rl.store.handover import Handover, announce
 from lora_rl.trainer.batches import Trainable, trainable
 from lora_rl.trainer.hand_over import hand_over
 from lora_rl.trainer.learner import Job, Learner
-from lora_rl.trainer.megatron_compat import VERSIONS, init_distributed, leave_distributed, peak_memory_gib
+from lora_rl.trainer.megatron_compat import VERSIONS, init_distributed, leave_distributed
+from lora_rl.trainer.memory import memory_named, peak_memory_gib
 from lora_rl.trainer.model import FrozenModel, build_model
 from lora_rl.trainer.offload import Offload
 from lora_rl.trainer.peft_io import export_peft, peft_config, peft_tensors
@@ -96,7 +97,7 @@ class TrainerActor:
         """Add each batch's gradient to its adapter's slot; metrics by adapter name.
 
         Each adapter is trained as if alone. Raises TrainerError where the trainer's log-probabilities are further from
-        the engine's than `algorithm.max_mismatch`; then no gradient is kept.
+        the engine's than `algorithm.max_mismatch`, and where a micro-batch does not fit; then no gradient is kept.
         """
         self._started()
         names = [batch.adapter.name for batch in batches]
@@ -105,7 +106,8 @@ class TrainerActor:
                 f"batches: {', '.join(names)} need a slot each, trainer.slots is {self._config.slots}; send fewer"
             )
         try:
-            return self._forward_backward(open_store(store), batches, seed)
+            with memory_named(self._config):
+                return self._forward_backward(open_store(store), batches, seed)
         except Exception:
             # Gradients may be half there: the slots no longer are the states they were.
             for name in names:

@@ -8,7 +8,6 @@ import importlib.metadata
 import importlib.util
 import io
 import logging
-import resource
 import types
 import typing
 import warnings
@@ -199,13 +198,6 @@ def process_groups(device: torch.device) -> Groups:
     )
 
 
-def peak_memory_gib() -> float:
-    """Most memory this process has held: of the device on CUDA, resident on a CPU."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
 def leave_distributed() -> None:
     """Leave the process groups, if this process is in any."""
     if dist.is_initialized():
@@ -225,7 +217,6 @@ __all__ = [
     "init_distributed",
     "leave_distributed",
     "mappings",
-    "peak_memory_gib",
     "process_groups",
     "quiet",
 ]

@@ -25,6 +25,7 @@ from lora_rl.trainer.megatron_compat import (
     process_groups,
     quiet,
 )
+from lora_rl.trainer.memory import free_bytes, refuse_too_large
 from lora_rl.trainer.pointwise import swiglu
 from lora_rl.trainer.ranks import Groups
 from lora_rl.trainer.topology import topology_faults
@@ -126,7 +127,8 @@ def build_model(
 ) -> FrozenModel:
     """This rank's share of the model in `path`, with frozen weights; the layout's process groups must stand.
 
-    Raises TrainerError for a model that cannot be loaded, be split so, or that Megatron would compute differently.
+    Raises TrainerError for a model that cannot be loaded, be split so, find room, or that Megatron would compute
+    differently.
     """
     path = Path(path)
     try:
@@ -135,6 +137,7 @@ def build_model(
         raise TrainerError(f"{path}: no model config ({error}); give a directory in Hugging Face format") from error
     _refuse_unsupported(path, hf_config, trainer)
     torch_dtype = DTYPES[dtype]
+    refuse_too_large(path, torch_dtype, trainer, free_bytes(device))
     with quiet():
         bridge = AutoBridge.from_hf_pretrained(str(path), dtype=torch_dtype)
         provider = bridge.to_megatron_provider(load_weights=False)
