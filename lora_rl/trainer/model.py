@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from transformers import AutoConfig, PreTrainedConfig
 
 from lora_rl.config import TrainerConfig
@@ -316,6 +316,8 @@ def _recomputed(forward: Any) -> Any:
     """Megatron's own recompute is re-entrant: with a frozen embedding it would give LoRA no gradient at all."""
 
     def recomputing(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        # Stopped early, inside our autograd function, a layer's recomputation stays in memory to the end of the pass.
+        with set_checkpoint_early_stop(False):
+            return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     return recomputing

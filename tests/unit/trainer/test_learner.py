@@ -1,14 +1,17 @@
+import gc
 from dataclasses import replace
 
 import pytest
 import torch
 
-from lora_rl.config import AlgorithmConfig, OptimizerConfig, SamplingConfig, TrainerConfig
+from lora_rl.config import AdapterConfig, AlgorithmConfig, OptimizerConfig, SamplingConfig, TrainerConfig
 from lora_rl.config.algorithm import CispoLoss, GspoLoss, KlConfig
-from lora_rl.trainer.adapter import Clock
+from lora_rl.models.tiny import TinyShape, make_tiny_qwen3
+from lora_rl.trainer.adapter import Clock, lora_of
 from lora_rl.trainer.learner import Job, Learner
 from lora_rl.trainer.model import build_model
 from lora_rl.trainer.slot_bank import SlotBank
+from lora_rl.trainer.slot_lora import GradientStacks
 from lora_rl.trainer.slot_optimizer import SlotOptimizer
 from lora_rl.trainer.state_io import MOMENTS
 from tests.builders import make_training_samples
@@ -192,6 +195,26 @@ def test_recompute_gives_the_same_gradients(bank, make_learner, tiny_qwen3, devi
     recomputed = _gradients(again, Learner(model, again, max_tokens=4096), _job(0, dropout_seed="1"), dropout=0.3)
     assert min(gradient.abs().max() for gradient in recomputed.values()) > 0
     assert _largest_gap(plain, recomputed) == EXACT
+
+
+def test_recompute_holds_one_layer_at_a_time(tmp_path, device, monkeypatch):
+    path = make_tiny_qwen3(tmp_path / "deep", shape=TinyShape(layers=6))
+    model = build_model(path, dtype="float32", device=device, trainer=TrainerConfig(recompute=True))
+    deep = SlotBank(model)
+    lora = lora_of(AdapterConfig(rank=4), num_layers=6)
+    deep.fill(0, lora, random_weights(deep, lora))
+    held = []
+
+    def counted(self: GradientStacks, *gradients) -> None:
+        tensors = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
+        storages = [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided]
+        held.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
+
+    monkeypatch.setattr(GradientStacks, "add", counted)
+    Learner(model, deep, max_tokens=4096).forward_backward([_job(0)])
+    first, last = held[:4], held[-4:]
+    assert len(held) == 24
+    assert max(last) - max(first) < (max(first) - min(first)) / 2
 
 
 def test_dropout_follows_its_seed(bank, make_learner):
