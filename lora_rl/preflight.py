@@ -10,7 +10,7 @@ from lora_rl.rewards import check_rewards
 from lora_rl.store import open_store
 from lora_rl.trainer.adapter import adapter_faults
 from lora_rl.trainer.init_adapter import resolve_run
-from lora_rl.trainer.topology import topology_faults
+from lora_rl.trainer.topology import has_experts, topology_faults
 
 GIB = 2**30
 RUNTIME_GIB = 4.0
@@ -28,11 +28,12 @@ def check_run(config: RunConfig, *, starts_actors: bool = True) -> RunConfig:
     except ConfigError as error:
         resolved, init_faults = config, str(error).splitlines()
     model_config = read_model_config(config.model)
+    num_layers, sparse = (model_config or {}).get("num_hidden_layers"), has_experts(model_config or {})
     faults = [
         *check_model(config.model),
         *check_data(config.data),
         *check_rewards(config.reward),
-        *adapter_faults(resolved.adapter, (model_config or {}).get("num_hidden_layers")),
+        *adapter_faults(resolved.adapter, num_layers, sparse=sparse),
         *init_faults,
         *([] if model_config is None else topology_faults(config.trainer, model_config)),
         *_check_store(config),

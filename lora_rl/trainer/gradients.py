@@ -37,7 +37,8 @@ def reduce_gradients(
     _sum_in_place([gradients[value] for value in whole if value in gradients], groups.tp)
     if groups.dp.size() > 1:
         for parameter in parameters:
-            gradients.setdefault(parameter.value, torch.zeros_like(parameter.value))
+            if parameter.value not in gradients:
+                gradients[parameter.value] = torch.zeros_like(parameter.value)
         for copies, of_experts in ((groups.dp, False), (groups.edp, True)):
             _sum_in_place([gradients[p.value] for p in parameters if p.of_experts == of_experts], copies)
 

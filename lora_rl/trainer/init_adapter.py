@@ -3,8 +3,10 @@
 from lora_rl.config import AdapterConfig, RunConfig
 from lora_rl.config.run import faults_between_sections
 from lora_rl.errors import ConfigError, DataError
+from lora_rl.models import read_model_config
 from lora_rl.trainer.peft_config import PeftAdapter, read_peft
 from lora_rl.trainer.targets import covered_modules
+from lora_rl.trainer.topology import has_experts
 
 
 def resolve_run(config: RunConfig) -> RunConfig:
@@ -15,7 +17,8 @@ def resolve_run(config: RunConfig) -> RunConfig:
     if config.adapter.init is None:
         return config
     try:
-        adapter = resolve_init(config.adapter)
+        model_config = read_model_config(config.model)
+        adapter = resolve_init(config.adapter, None if model_config is None else has_experts(model_config))
     except DataError as error:
         raise ConfigError(str(error)) from error
     resolved = config.model_copy(update={"adapter": adapter})
@@ -24,8 +27,10 @@ def resolve_run(config: RunConfig) -> RunConfig:
     return resolved
 
 
-def resolve_init(adapter: AdapterConfig) -> AdapterConfig:
+def resolve_init(adapter: AdapterConfig, sparse: bool | None = None) -> AdapterConfig:
     """`adapter` with rank, alpha, rslora and targets of `adapter.init` where it gives none of its own.
+
+    `sparse` says whether the model has experts; null where only the adapter can tell.
 
     Raises ConfigError for each field that differs, and as `read_peft` does.
     """
@@ -33,7 +38,8 @@ def resolve_init(adapter: AdapterConfig) -> AdapterConfig:
         return adapter
     found = read_peft(adapter.init)
     resolved = adapter.model_copy(update={field: getattr(found, field) for field in adapter.left_to_init})
-    if faults := differences_from(found, resolved, covered_modules(resolved, found.num_layers, sparse=found.sparse)):
+    modules = covered_modules(resolved, found.num_layers, sparse=found.sparse if sparse is None else sparse)
+    if faults := differences_from(found, resolved, modules):
         raise ConfigError("\n".join(faults))
     return resolved
 

@@ -106,7 +106,10 @@ class Stage:
 def on_first_stage(
     named: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], groups: Groups
 ) -> dict[str, Tensor]:
-    """Tensors of all stages on the CPU, in the order of `shapes`; on later stages their own. All ranks must call it."""
+    """Tensors of all stages, in the order of `shapes`: this stage's as they are, others' on the CPU.
+
+    On later stages their own. All ranks must call it.
+    """
     if groups.pp.size() == 1:
         return dict(named)
     held: list[list[str]] = [[]] * groups.pp.size()

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lora_rl.errors import PeerFailed
+from lora_rl.errors import LoraRlError, PeerFailed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -88,6 +88,8 @@ def peers_named(method: Callable[P, T]) -> Callable[P, T]:
     def naming(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return method(*args, **kwargs)
+        except LoraRlError:
+            raise
         except RuntimeError as error:
             # gloo raises a plain RuntimeError that names its source file.
             if not isinstance(error, dist.DistError) and "gloo/transport" not in str(error):

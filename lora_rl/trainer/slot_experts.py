@@ -14,14 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lora_rl.trainer.lora_rows import first_columns
 from lora_rl.trainer.megatron_compat import mappings
 from lora_rl.trainer.pointwise import swiglu
 
 NO_SLOT = -1
 """Slot of rows whose adapter is off."""
 
-RANK_STEP = 8
-"""Grouped products want strides that are multiples of 16 bytes."""
+RANK_STEP = 16
+"""As `ROW_STEP` of `slot_lora`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +100,8 @@ class ExpertLinear(nn.Module):
     def _down(self, x_MK: Tensor, groups: Groups) -> Tensor:
         """Each row times its expert's part of its slot's A's: [M, P, R], zeros beyond the slot's own rank."""
         weights_S = [self._a_EPrK(slot, x_MK) for slot in groups.slots]
-        rank = max(weight.shape[2] for weight in weights_S)
+        rank = -(-max(weight.shape[2] for weight in weights_S) // RANK_STEP) * RANK_STEP
         if _grouped(x_MK):
-            rank = -(-rank // RANK_STEP) * RANK_STEP
             padded_S = [F.pad(weight, (0, 0, 0, rank - weight.shape[2])).flatten(1, 2) for weight in weights_S]
             return _grouped_mm(x_MK, _by_expert(padded_S), groups.sizes_ES.flatten()).unflatten(1, (-1, rank))
         unbound_SE = [weight.flatten(1, 2).unbind(0) for weight in weights_S]
@@ -120,7 +120,7 @@ class ExpertLinear(nn.Module):
         unbound_SE = [weight.unbind(0) for weight in weights_S]
         return torch.cat(
             [
-                F.linear(rows[:, : weights_S[slot].shape[2]], unbound_SE[slot][expert])
+                F.linear(first_columns(rows, weights_S[slot].shape[2]), unbound_SE[slot][expert])
                 for rows, (expert, slot) in zip(down_MR.split(groups.sizes()), groups.pairs(), strict=True)
             ]
         )

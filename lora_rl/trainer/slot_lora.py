@@ -25,8 +25,9 @@ from lora_rl.trainer.adapter import Lora
 from lora_rl.trainer.lora_rows import Routing, Span, first_columns, outer, project, seeded_generator
 from lora_rl.trainer.megatron_compat import mappings
 
-ROW_STEP = 8
-"""Q is a multiple of this: grouped products want strides of 16 bytes."""
+ROW_STEP = 16
+"""Q is a multiple of this. Grouped products want strides of 16 bytes; on a CPU a product's last bits hang on whether
+its rows stand at multiples of 64 bytes, which must not depend on neighbours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +227,8 @@ def _dropped(
 ) -> list[tuple[Block, Callable[[Tensor], Tensor]]]:
     """Each A under dropout, and what drops its inputs: a mask of its own, as in PEFT. None without dropout.
 
-    Masks follow from the seed and the name alone: the same for any topology, and when computed again.
+    Masks follow from the seed and the name alone: the same under any tensor parallelism, and when computed again. The
+    seed is of the span in its micro-batch, so masks change with the packing.
     """
     if span.dropout_seed is None or slot.dropout == 0:
         return []

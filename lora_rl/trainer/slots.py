@@ -7,6 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from lora_rl.config import AdapterConfig
+from lora_rl.errors import TrainerError
 from lora_rl.trainer.adapter import Lora, frozen_tensors, lora_of
 from lora_rl.trainer.gradients import SlotParameter
 from lora_rl.trainer.model import FrozenModel
@@ -51,11 +52,34 @@ class SlotTable:
         return tenant
 
     def admit(self, adapter: AdapterConfig, state: TrainState, digest: str) -> Tenant:
-        """Put a state in the lowest free slot, or in the place of the adapter's own earlier state."""
-        self.evict(adapter.name)
-        if not self._free:
-            self.evict(next(iter(self._tenants)))
+        """Put a state in the lowest free slot, or in the place of the adapter's own earlier state.
+
+        Raises TrainerError where that would drop a gradient that waits for its step.
+        """
+        self._make_room(adapter.name)
         slot = min(self._free)
+        try:
+            return self._settle(slot, adapter, state, digest)
+        except BaseException:
+            self._bank.clear(slot)
+            raise
+
+    def _make_room(self, name: str) -> None:
+        own = self._tenants.get(name)
+        if own is not None and own.pending_samples:
+            raise TrainerError(f"adapter {name}: its gradient is of another start state; call optim_step first")
+        self.evict(name)
+        if self._free:
+            return
+        idle = [other for other, tenant in self._tenants.items() if not tenant.pending_samples]
+        if not idle:
+            raise TrainerError(
+                f"adapter {name}: finds no slot, as all {len(self._tenants)} hold gradients; call optim_step for one "
+                "first, or raise trainer.slots"
+            )
+        self.evict(idle[0])
+
+    def _settle(self, slot: int, adapter: AdapterConfig, state: TrainState, digest: str) -> Tenant:
         lora = lora_of(adapter, self._model.num_layers, sparse=self._model.sparse)
         parameters = self._bank.fill(slot, lora, state.weights)
         moments = {

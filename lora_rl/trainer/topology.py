@@ -18,6 +18,11 @@ SPLIT_BY_EXPERT_PARALLEL = ("num_experts", "num_local_experts")
 """Sizes in a Hugging Face config that every process takes an equal share of."""
 
 
+def has_experts(model_config: Mapping[str, Any]) -> bool:
+    """Whether a model's config.json is of one with experts."""
+    return any(model_config.get(name) for name in SPLIT_BY_EXPERT_PARALLEL)
+
+
 def topology_faults(trainer: TrainerConfig, model_config: Mapping[str, Any]) -> list[str]:
     """Every size in a model's config.json that the layout does not divide, as `field: value, rule; mend`."""
     return [
@@ -29,7 +34,7 @@ def topology_faults(trainer: TrainerConfig, model_config: Mapping[str, Any]) -> 
 
 
 def _no_experts(trainer: TrainerConfig, model_config: Mapping[str, Any]) -> list[str]:
-    if trainer.expert_parallel == 1 or any(model_config.get(name) for name in SPLIT_BY_EXPERT_PARALLEL):
+    if trainer.expert_parallel == 1 or has_experts(model_config):
         return []
     return [
         f"trainer.expert_parallel: {trainer.expert_parallel} shares the experts of a layer, but model.name has none; "

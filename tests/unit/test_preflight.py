@@ -6,7 +6,7 @@ import pytest
 
 from lora_rl.config import check_config
 from lora_rl.errors import ConfigError
-from lora_rl.models.tiny import make_tiny_qwen3
+from lora_rl.models.tiny import make_tiny_qwen3, make_tiny_qwen3_moe
 from lora_rl.preflight import GIB, RUNTIME_GIB, check_run
 from tests.builders import make_peft_directory
 
@@ -44,6 +44,16 @@ def test_every_section_is_heard_at_once(tmp_path: Path) -> None:
     assert head == "checked: 6 faults"
     fields = ["model.name", "data.uri", "reward.terms.0", "adapter.target_modules", "store.uri", "engine.kv_cache_gib"]
     assert [line.split(":")[0].strip() for line in lines] == fields
+
+
+def test_targets_are_judged_by_whether_the_model_has_experts(tmp_path: Path) -> None:
+    sparse = {"name": str(make_tiny_qwen3_moe(tmp_path / "moe"))}
+    check_run(config(tmp_path, model=sparse, adapter={"target_modules": ["*.mlp.experts.*"]}))
+    check_run(config(tmp_path, model=sparse, adapter={"exclude_modules": ["*.mlp.experts.*"]}))
+    with pytest.raises(ConfigError, match="rslora"):
+        check_run(config(tmp_path, model=sparse, adapter={"rslora": True}))
+    with pytest.raises(ConfigError, match="target_modules"):
+        check_run(config(tmp_path, adapter={"target_modules": ["*.mlp.experts.*"]}))
 
 
 def test_memory_counts_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,17 @@ def test_what_is_handed_over_is_what_is_exported(run, tmp_path, monkeypatch):
     assert handover.find(reply.adapter) == handed != other
 
 
+def test_an_export_needs_no_shared_memory(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(handover, "shared_folder", lambda: tmp_path / "missing")
+    state = run.new()
+    assert run.hand_over(state) is None
+    gone = handover.Handover(directory=str(tmp_path / "missing"), digest="d")
+    reply = run.trainer.export_adapter(
+        store=run.config, adapter=ADAPTER, state=state, version=1, base_model_name="base", handed_over=gone
+    )
+    assert reply.adapter == run.export(state).adapter
+
+
 def test_a_step_after_a_turn_off_the_device_has_the_same_bits(run, monkeypatch):
     # on a CPU nothing would move
     monkeypatch.setattr("lora_rl.trainer.actor._on_device", lambda tensors: tensors)
@@ -219,6 +230,34 @@ def test_more_adapters_than_slots_in_one_call_are_refused(run):
     for batches in (named, [batch, batch]):
         with pytest.raises(ConfigError, match="need a slot each"):
             run.trainer.forward_backward(store=run.config, batches=batches, seed=0)
+
+
+def test_a_gradient_that_waits_for_its_step_is_never_dropped_in_silence(run):
+    adapters = [ADAPTER.model_copy(update={"name": name}) for name in "abc"]
+    states = {adapter.name: run.new(adapter) for adapter in adapters}
+
+    def gather(adapter, seed=0):
+        batch = AdapterBatch(
+            adapter=adapter,
+            start=states[adapter.name],
+            samples=run.samples(seed),
+            algorithm=ALGORITHM,
+            sampling=SamplingConfig(),
+        )
+        run.trainer.forward_backward(store=run.config, batches=[batch], seed=0)
+
+    first, second, third = adapters
+    gather(first)
+    run.trainer.load_state(store=run.config, adapter=second, state=states["b"])
+    gather(third)
+    assert run.trainer.optim_step(adapter=first).stepped
+    states["c"] = run.new(third, seed=5)
+    with pytest.raises(TrainerError, match="of another start state; call optim_step first"):
+        run.trainer.load_state(store=run.config, adapter=third, state=states["c"])
+    gather(second)
+    with pytest.raises(TrainerError, match="all 2 hold gradients"):
+        run.trainer.load_state(store=run.config, adapter=first, state=states["a"])
+    assert all(run.trainer.optim_step(adapter=adapter).stepped for adapter in (second, third))
 
 
 def test_a_step_without_a_gradient_is_refused(run):

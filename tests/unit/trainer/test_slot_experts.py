@@ -127,8 +127,8 @@ def _train(bank: SlotBank, slots: list[int], steps: int = 3) -> dict[int, dict[s
 
 
 def adapter_of(slot: int) -> AdapterConfig:
-    """Two that cover everything, and one of another rank that leaves the attention out."""
-    return [ADAPTER, EXPERTS_ALONE, AdapterConfig(rank=4, alpha=4)][slot]
+    """Two that cover everything, of different ranks, and one of yet another that leaves the attention out."""
+    return [ADAPTER, EXPERTS_ALONE, AdapterConfig(rank=7, alpha=4)][slot]
 
 
 def test_adapters_trained_together_are_those_trained_alone(moe_bank):
