@@ -1,7 +1,7 @@
 """The records of one run: its config, each step's commit, each iteration's commit.
 
 runs/<run>/run.json                            config and versions; written once
-runs/<run>/settings.json                       deadlines, as last given
+runs/<run>/settings.json                       deadlines and placement, as last given
 runs/<run>/start/<step>.json                   what precedes the first iteration
 runs/<run>/it00012/<step>.json                 a step's commit
 runs/<run>/it00012/attempts/<step>-<n>.json    the n-th execution of a step began
@@ -21,6 +21,9 @@ from lora_rl.store.names import check_name
 from lora_rl.store.records import StepRecord, utc_now
 from lora_rl.store.refs import BlobRef
 from lora_rl.store.versions import versions
+
+AS_LAST_GIVEN = ("deadlines", "placement")
+"""Fields that a run takes from the config it was last started with: how it is executed, not what it computes."""
 
 
 class RunRecords:
@@ -46,8 +49,9 @@ class RunRecords:
                 + "\n".join(f"  {line}" for line in lines)
                 + "\nuse another --run-name, or the config that the run was made with"
             )
-        if "deadlines" in config:
-            self._store.replace(self._settings_key, {"deadlines": config["deadlines"]})
+        settings = {name: config[name] for name in AS_LAST_GIVEN if name in config}
+        if settings:
+            self._store.replace(self._settings_key, settings)
         return stored
 
     def run_document(self) -> dict[str, Any] | None:
@@ -55,7 +59,7 @@ class RunRecords:
         return self._store.read(f"{self._run}/run.json")
 
     def config(self) -> RunConfig:
-        """The config that the run was made with, and the deadlines last given. Raises ConfigError without a run."""
+        """The config that the run was made with, with AS_LAST_GIVEN as last given. Raises ConfigError without a run."""
         document = self.run_document()
         if document is None:
             raise ConfigError(f"run {self._run.removeprefix('runs/')}: not in the store {self._store.uri()}")

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_rl.config import DeadlineConfig, RunConfig, StoreConfig
+from lora_rl.config import DeadlineConfig, PlacementConfig, RunConfig, StoreConfig
 from lora_rl.errors import CommitConflict, ConfigError, StoreError
 from lora_rl.store import ArtifactStore, RunRecords, open_store
 from lora_rl.store.local_objects import LocalObjects
@@ -192,10 +192,12 @@ def test_iteration_commit_adopts_one_that_differs_only_in_how_it_was_executed(re
     assert records.commit_iteration(0, {"state": "a", "steps": {"rollout": {"executions": 2}}}) == first
 
 
-def test_deadlines_given_later_act_on_an_existing_run(records: RunRecords):
+def test_deadlines_and_placement_given_later_act_on_an_existing_run(records: RunRecords):
     config = RunConfig.model_validate({"iterations": 2, "model": {"name": "m"}, "data": {"type": "file", "uri": "x"}})
     records.create_run(config.model_dump(mode="json"), config.sha256)
-    patient = config.model_copy(update={"deadlines": DeadlineConfig(train_s=7200)})
-    records.create_run(patient.model_dump(mode="json"), patient.sha256)
+    changes = {"deadlines": DeadlineConfig(train_s=7200), "placement": PlacementConfig(mode="colocated")}
+    later = config.model_copy(update=changes)
+    records.create_run(later.model_dump(mode="json"), later.sha256)
     assert records.config().deadlines.train_s == 7200
+    assert (config.placement.mode, records.config().placement.mode) == ("disaggregated", "colocated")
     assert records.config().sha256 == config.sha256
