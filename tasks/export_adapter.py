@@ -37,10 +37,13 @@ async def export_adapter(at: Start, trained: StepRecord) -> State | StepRecord:
             clock = time.monotonic()
             handed_over = await trainer.call_all("hand_over", **call)
             seconds = time.monotonic() - clock
-            reply, _ = await asyncio.gather(
-                trainer.call_all("export_adapter", handed_over=handed_over, **call),
-                stage(at, f"{config.adapter.name}@{version}", handed_over),
-            )
+            staging = asyncio.create_task(stage(at, f"{config.adapter.name}@{version}", handed_over))
+            try:
+                reply = await trainer.call_all("export_adapter", handed_over=handed_over, **call)
+                await staging
+            finally:
+                staging.cancel()
+                await asyncio.wait([staging])
         adapter = reply.adapter
         return StepResult(
             outputs={"weights": adapter.weights, "config": adapter.config, "probe": adapter.probe},

@@ -43,24 +43,25 @@ async def serve(at: Iteration, adapter: AdapterRef) -> tuple[ActorGroup, list[Pu
     return engines, [reply for reply in replies if isinstance(reply, PublishReply)]
 
 
-async def stage(at: Start, label: str, handed_over: Handover) -> None:
-    """Engines beside the trainer load what it hands over, and do not serve it yet.
+async def stage(at: Start, label: str, handed_over: Handover | None) -> None:
+    """Engines beside the trainer load what it hands over, and do not serve it yet. None is nothing to load.
 
     It saves time and nothing depends on it, so a failure is only logged: `hot_load` will meet it again.
     """
-    if at.n == START or at.config.placement.mode == "colocated":
+    if handed_over is None or at.n == START or at.config.placement.mode == "colocated":
         return
     deadline_s = at.config.deadlines.publish_s
     try:
-        engines = await roles.engines(at.config, at.model_path)
-        await asyncio.gather(
-            *(
-                call(engine.stage, deadline_s=deadline_s, label=label, handover=handed_over)
-                for engine in engines.handles
+        async with asyncio.timeout(deadline_s):
+            engines = await roles.engines(at.config, at.model_path)
+            await asyncio.gather(
+                *(
+                    call(engine.stage, deadline_s=deadline_s, label=label, handover=handed_over)
+                    for engine in engines.handles
+                )
             )
-        )
-    except LoraRlError as error:
-        get_run_logger().warning("%s: not loaded while it is exported: %s", label, error)
+    except Exception as error:  # of any kind: an engine's own reach us as it raised them
+        get_run_logger().warning("%s: not loaded while it is exported: %r", label, error)
 
 
 def _of_replica(number: int, error: BaseException) -> BaseException:

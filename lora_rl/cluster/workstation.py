@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -107,13 +107,16 @@ def up(*, ray_port: int, prefect_port: int) -> Workstation:
 
 
 def down() -> list[str]:
-    """Ends what `up` started, and nothing else. Returns the names of the servers ended."""
+    """Ends what `up` started, and nothing else; frees the memory that dead trainers left, also those of runs without
+    a workstation. Returns the names of the servers ended.
+    """
     workstation = _recorded()
-    if workstation is None:
-        return []
-    ended = [server.name for server in reversed(workstation.servers) if end(server)]
-    _state_file().unlink()
-    remove_orphans()
+    ended: list[str] = []
+    if workstation is not None:
+        ended = [server.name for server in reversed(workstation.servers) if end(server)]
+        _state_file().unlink()
+    with suppress(OSError):  # a folder of another user is not ours to free
+        remove_orphans()
     return ended
 
 

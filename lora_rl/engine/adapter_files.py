@@ -1,12 +1,13 @@
 """An exported adapter on its way to vLLM: found in shared memory or read from the store, and checked."""
 
 import json
+import logging
 import os
 import re
 import struct
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from lora_rl.errors import DataError
 from lora_rl.store import open_store
 from lora_rl.store.handover import CONFIG, PROBE, WEIGHTS, find, shared_folder
 from lora_rl.store.refs import AdapterRef
+
+logger = logging.getLogger("lora_rl.engine")
 
 _WEIGHT = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 
@@ -44,11 +47,24 @@ def adapter_files(store: StoreConfig, ref: AdapterRef, *, max_rank: int) -> Iter
         yield _checked(ref, Path(handover.directory), max_rank, handover.digest)
         return
     blobs = open_store(store)
-    files = {WEIGHTS: ref.weights, CONFIG: ref.config, PROBE: ref.probe}
-    with tempfile.TemporaryDirectory(prefix=f"{os.getpid()}-", dir=shared_folder()) as name:
-        for file, blob in files.items():
-            Path(name, file).write_bytes(blobs.get_blob(blob))
-        yield _checked(ref, Path(name), max_rank, None)
+    blobs_of = {WEIGHTS: ref.weights, CONFIG: ref.config, PROBE: ref.probe}
+    contents = {file: blobs.get_blob(blob) for file, blob in blobs_of.items()}
+    with ExitStack() as end:
+        try:
+            directory = _written(contents, end, shared_folder)
+        except OSError as error:
+            logger.warning("%s: not in shared memory but on the disk: %s", ref.label, error)
+            directory = _written(contents, end, lambda: None)
+        yield _checked(ref, directory, max_rank, None)
+
+
+def _written(contents: Mapping[str, bytes], end: ExitStack, folder: Callable[[], Path | None]) -> Path:
+    """A directory of `contents` that lasts until `end`, in `folder` or in the system's for temporary files."""
+    temporary = tempfile.TemporaryDirectory(prefix=f"{os.getpid()}-", dir=folder())
+    directory = Path(end.enter_context(temporary))
+    for file, data in contents.items():
+        (directory / file).write_bytes(data)
+    return directory
 
 
 def _checked(ref: AdapterRef, directory: Path, max_rank: int, handover: str | None) -> AdapterFiles:

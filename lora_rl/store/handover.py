@@ -1,11 +1,13 @@
 """Adapters in memory that the processes of one host share: from trainer to engines, not by way of the store.
 
 A hand-over is a PEFT directory in the engines' dtype. It is a cache: an engine that finds none, or other bytes than
-were handed over, reads the store. Each exporting process overwrites two directories in turn, so memory stays bounded
-and its pages are made once; what dead processes left is removed by the next one that exports.
+were handed over, reads the store. An exporting process overwrites two directories of each adapter in turn: it holds
+two versions of every adapter that it has exported until it ends, and their pages are made once. What dead processes
+left is removed by the next one that exports, and by `lora-rl up` and `down`.
 """
 
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -31,6 +33,8 @@ ROOM = 2**30
 
 CHUNK = 8 * 2**20
 THREADS = min(16, os.cpu_count() or 1)
+
+logger = logging.getLogger("lora_rl.store")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +108,15 @@ def announce(handover: Handover, ref: AdapterRef, probe: bytes) -> None:
 
 
 def find(ref: AdapterRef) -> Handover | None:
-    """The hand-over of exactly that version on this host, with all its bytes checked; None where there is none."""
+    """The hand-over of exactly that version on this host, all its bytes checked; None where none can be read."""
+    try:
+        return _found(ref)
+    except OSError as error:
+        logger.warning("%s: not looked for in shared memory, the store has it: %s", ref.label, error)
+        return None
+
+
+def _found(ref: AdapterRef) -> Handover | None:
     for path in shared_folder().glob(f"*/{NOTE}"):
         with suppress(FileNotFoundError, DigestMismatch):
             note = json.loads(path.read_bytes())
@@ -125,8 +137,9 @@ def _chunk(path: Path, offset: int) -> bytes:
 
 
 def _alive(pid: str) -> bool:
+    """Whether that process of this user runs. The number may be another user's by now: the folder is ours alone."""
     try:
         os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
+    except (ValueError, ProcessLookupError, PermissionError):
         return False
     return True

@@ -189,19 +189,24 @@ class TrainerActor:
     @peers_named
     def hand_over(
         self, *, store: StoreConfig, adapter: AdapterConfig, state: BlobRef, version: int, base_model_name: str
-    ) -> Handover:
+    ) -> Handover | None:
         """The state as a PEFT directory in the base's type, in memory that engines of the first rank's host share.
 
         Writes nothing to the store, so an engine may load it meanwhile; `export_adapter` makes it known as a version.
+        None, with a warning, where there is no such memory: engines read the store.
         """
         model = self._started()
         tenant, _ = self._keeper.restore(open_store(store), adapter, state)
         weights = self._table.weights(tenant)
 
-        def write() -> Handover:
+        def write() -> Handover | None:
             config = peft_config(tenant.lora, adapter, num_layers=model.num_layers, base_model_name=base_model_name)
             tensors = peft_tensors(tenant.lora, adapter, weights)
-            return hand_over(adapter.name, version, tensors, config, dtype=model.dtype)
+            try:
+                return hand_over(adapter.name, version, tensors, config, dtype=model.dtype)
+            except OSError as error:
+                logger.warning("%s@%d: not handed over in memory: %s", adapter.name, version, error)
+                return None
 
         return first_rank_alone(write)
 
@@ -234,7 +239,10 @@ class TrainerActor:
             refs = [artifacts.put_blob("adapter", data) for data in (*files, probe)]
             ref = AdapterRef(name=adapter.name, version=version, weights=refs[0], config=refs[1], probe=refs[2])
             if handed_over is not None:
-                announce(handed_over, ref, probe)
+                try:
+                    announce(handed_over, ref, probe)
+                except OSError as error:
+                    logger.warning("%s: not announced in memory, engines read the store: %s", ref.label, error)
             return ref
 
         ref = first_rank_alone(write)

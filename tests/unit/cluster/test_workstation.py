@@ -43,6 +43,13 @@ def test_recorded_workstation_is_found_and_ended_in_reverse_order(home: Path) ->
     assert down() == []
 
 
+def test_what_dead_trainers_left_in_memory_is_freed_also_without_a_workstation(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed = []
+    monkeypatch.setattr(workstation, "remove_orphans", lambda: freed.append("memory"))
+    assert down() == []
+    assert freed == ["memory"]
+
+
 def test_workstation_of_which_one_died_is_not_used_but_ended() -> None:
     station = started(*SERVERS)
     os.kill(station.servers[1].pid, signal.SIGKILL)

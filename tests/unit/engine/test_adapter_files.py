@@ -124,3 +124,13 @@ def test_a_missing_file_is_refused(store: StoreConfig, tmp_path: Path):
     (tmp_path / ref.probe.key).unlink()
     with pytest.raises(StoreError, match="missing"):
         opened(store, ref)
+
+
+def test_without_shared_memory_the_files_lie_on_the_disk(store: StoreConfig, monkeypatch: pytest.MonkeyPatch):
+    def full() -> Path:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("lora_rl.engine.adapter_files.shared_folder", full)
+    with adapter_files(store, put(store), max_rank=8) as files:
+        assert (files.directory / "adapter_model.safetensors").read_bytes() == save(tensors())
+    assert not files.directory.exists()

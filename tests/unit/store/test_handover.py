@@ -101,3 +101,21 @@ def test_a_note_that_is_half_written_is_not_read(store: ArtifactStore) -> None:
     directory = written(1)
     (directory / "handover.json.part").write_text(json.dumps({"weights": make_adapter(store, 1).weights.sha256}))
     assert find(make_adapter(store, 1)) is None
+
+
+def test_a_process_of_another_user_has_no_handover_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(pid: int, sent: int) -> None:
+        raise PermissionError
+
+    (folder / "1-a-0").mkdir()
+    monkeypatch.setattr(handover.os, "kill", forbidden)
+    handover.remove_orphans()
+    assert list(folder.iterdir()) == []
+
+
+def test_shared_memory_that_cannot_be_read_holds_nothing(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> Path:
+        raise StoreError("belongs to another user")
+
+    monkeypatch.setattr(handover, "shared_folder", refused)
+    assert find(make_adapter(store, 1)) is None

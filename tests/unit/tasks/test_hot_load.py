@@ -1,13 +1,17 @@
 """What `serve` makes of replicas that fail, with plain objects in the place of engines."""
 
+import asyncio
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prefect.logging import disable_run_logger
+from ray.exceptions import ActorUnavailableError
 
 from lora_rl.cluster.actors import ActorGroup
+from lora_rl.config import DeadlineConfig
 from lora_rl.engine import PublishOutcome, PublishReply
 from lora_rl.errors import DigestMismatch, EngineDied, EngineError
 from lora_rl.store.handover import Handover
@@ -87,17 +91,40 @@ async def test_every_replica_is_published_to(at: Iteration, replicas: list[Engin
     assert [reply.version for reply in replies] == [at.adapter.label] * 2
 
 
-async def test_a_failure_to_stage_is_no_failure_of_the_export(at: Iteration, replicas: list[Engine]) -> None:
-    replicas += [Engine(), Engine(EngineError("no room"))]
+@pytest.mark.parametrize("error", [EngineError("no room"), ActorUnavailableError("gone", None), ValueError("of vLLM")])
+async def test_a_failure_to_stage_is_no_failure_of_the_export(
+    at: Iteration, replicas: list[Engine], error: Exception
+) -> None:
+    replicas += [Engine(), Engine(error)]
     with disable_run_logger():
         await stage(at, "default@2", HANDOVER)
     assert replicas[0].staged == ["default@2"]
 
 
+async def test_staging_ends_at_its_deadline(
+    at: Iteration, replicas: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hangs(**_: Any) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    replicas += [Engine()]
+    monkeypatch.setattr(replicas[0], "stage", hangs)
+    impatient = at.config.model_copy(update={"deadlines": DeadlineConfig(publish_s=0.01)})
+    with disable_run_logger():
+        await stage(replace(at, config=impatient), "default@2", HANDOVER)
+
+
+async def test_nothing_is_staged_where_nothing_is_handed_over(at: Iteration, replicas: list[Engine]) -> None:
+    replicas += [Engine()]
+    await stage(at, "default@2", None)
+    assert replicas[0].staged == []
+
+
 async def test_nothing_is_staged_where_the_engine_sleeps_meanwhile(at: Iteration, replicas: list[Engine]) -> None:
     replicas += [Engine()]
     placement = at.config.placement.model_copy(update={"mode": "colocated"})
-    colocated = Iteration(**vars(at) | {"config": at.config.model_copy(update={"placement": placement})})
+    colocated = replace(at, config=at.config.model_copy(update={"placement": placement}))
     with disable_run_logger():
         await stage(colocated, "default@2", HANDOVER)
     assert replicas[0].staged == []
