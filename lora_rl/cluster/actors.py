@@ -14,17 +14,21 @@ from typing import Any
 import ray
 import ray.util
 from ray.actor import ActorHandle
+from ray.exceptions import ActorUnschedulableError, RayActorError
 
 from lora_rl.cluster.calls import call
 from lora_rl.cluster.connect import NAMESPACE, connect
 from lora_rl.cluster.gpus import Seat
-from lora_rl.errors import ActorLost, PeerFailed
+from lora_rl.errors import ActorLost, DeadlineExceeded, PeerFailed
 
 logger = logging.getLogger("lora_rl.cluster")
 
 LOGS_DEADLINE_S = 10.0
 CAUSE_DEADLINE_S = 10.0
 """In which Ray has noticed that a process died, after its peers have."""
+
+END_S = 30.0
+"""Within this a process that was killed is gone."""
 
 _log_positions: dict[ActorHandle, int] = {}
 """Number of the last line fetched from each actor: a group lasts for one step only."""
@@ -119,16 +123,17 @@ class ActorGroup:
 async def find_or_start(cast: Cast, seats: Callable[[], Awaitable[Sequence[Seat]]] | None = None) -> ActorGroup:
     """The actors of `cast`. Missing ones are started, each in its seat where there are GPUs; ranks all or none.
 
-    Actors of the role made from anything else are ended first: one run uses a cluster at a time, and memory is short.
+    Actors of the role made from anything else are gone first: one run uses a cluster at a time, and memory is short.
     """
     connect()
     standing = {name: handle for name in standing_names(cast.role) if (handle := find_actor(name))}
     found = {name: standing[name] for name in cast.names if name in standing}
     if cast.ranked and len(found) < cast.count:
         found = {}
-    for name in standing.keys() - found.keys():
+    unwanted = standing.keys() - found.keys()
+    for name in unwanted:
         logger.info("ending actor %s: not part of what is wanted", name)
-        end_actor(name)
+    await asyncio.gather(*(ended(standing[name]) for name in unwanted))
     missing = [rank for rank, name in enumerate(cast.names) if name not in found]
     placed = await seats() if seats and missing else None
     for rank in missing:
@@ -151,11 +156,19 @@ def find_actor(name: str) -> ActorHandle | None:
         return None
 
 
-def end_actor(name: str) -> None:
-    """Ends the actor of that name, if there is one."""
-    handle = find_actor(name)
-    if handle is not None:
-        ray.kill(handle)
+async def ended(handle: ActorHandle) -> None:
+    """Ends the actor, and waits until Ray says that it is gone: only then is its memory free."""
+    ray.kill(handle)
+    ready: Any = handle.__ray_ready__
+    try:
+        async with asyncio.timeout(END_S):
+            while True:
+                try:
+                    await ready.remote()
+                except (RayActorError, ActorUnschedulableError):
+                    return
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"actor: was killed and is not gone within {END_S:g} s; see its node") from error
 
 
 async def started(group: ActorGroup, *, deadline_s: float, **arguments: Any) -> ActorGroup:

@@ -66,7 +66,10 @@ async def seats(layout: Layout, places: Sequence[Place]) -> list[Seat]:
 
 
 async def _reserved(layout: Layout) -> PlacementGroup:
-    """The layout's placement group, found or made. One of another layout goes first, and its actors with it."""
+    """The layout's placement group, found or made. One of another layout goes first, and its actors with it.
+
+    One made here that is not had in the end is given up: it would take the GPUs from others once they are free.
+    """
     name = PREFIX + layout.digest
     for entry in placement_group_table().values():
         if entry["name"].startswith(PREFIX) and entry["name"] != name and entry["state"] != "REMOVED":
@@ -77,6 +80,17 @@ async def _reserved(layout: Layout) -> PlacementGroup:
     except ValueError:
         bundles = [{"GPU": float(size)} for size in layout.bundles]
         group = placement_group(bundles, strategy="PACK", name=name, lifetime="detached")
+        try:
+            await _until_reserved(group, layout)
+        except BaseException:
+            remove_placement_group(group)
+            raise
+    else:
+        await _until_reserved(group, layout)
+    return group
+
+
+async def _until_reserved(group: PlacementGroup, layout: Layout) -> None:
     try:
         await asyncio.wait_for(_awaited(group.ready()), RESERVE_S)
     except TimeoutError as error:
@@ -84,7 +98,6 @@ async def _reserved(layout: Layout) -> PlacementGroup:
             f"placement: {sum(layout.bundles)} GPUs did not become free within {RESERVE_S:g} s; end what uses them, "
             "or lower engine.replicas"
         ) from error
-    return group
 
 
 async def _gpu_ids(strategy: PlacementGroupSchedulingStrategy, size: int) -> list[str]:

@@ -64,7 +64,7 @@ def _engine_cast(config: RunConfig, model_path: Path, layout: Layout | None) -> 
         role="engine",
         host=EngineHost,
         arguments=arguments,
-        # one more replica, or one less, is no reason to replace the others
+        # without GPUs one more replica, or one less, is no reason to replace the others; with GPUs it is another layout
         identity=arguments
         | {"engine": config.engine.model_dump(mode="json", exclude={"replicas"})}
         | _placement(config, layout),

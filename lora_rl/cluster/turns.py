@@ -7,20 +7,12 @@ next call starts another, which reads what it needs.
 import asyncio
 import logging
 import time
-from typing import Any
 
-import ray
-from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
-
-from lora_rl.cluster.actors import ActorGroup, Cast, find_actor, standing_names
+from lora_rl.cluster.actors import ActorGroup, Cast, ended, find_actor, standing_names
 from lora_rl.cluster.calls import call
 from lora_rl.errors import ActorLost, EngineDied
 
 logger = logging.getLogger("lora_rl.cluster")
-
-END_S = 30.0
-"""Within this a process that was killed is gone."""
 
 DONE = ("offloaded", "slept", "onloaded", "woke")
 """Replies of actors that moved their memory; others had nothing to move."""
@@ -32,7 +24,7 @@ async def step_aside(cast: Cast, method: str, *, deadline_s: float) -> dict[str,
     Actors of the role made from anything else are ended: they have GPUs too. So is one that fails.
     """
     others = [find_actor(name) for name in set(standing_names(cast.role)) - set(cast.names)]
-    await asyncio.gather(*(_ended(handle) for handle in others if handle))
+    await asyncio.gather(*(ended(handle) for handle in others if handle))
     standing = [handle for name in cast.names if (handle := find_actor(name))]
     started = time.monotonic()
     replies = await asyncio.gather(
@@ -46,7 +38,7 @@ async def step_aside(cast: Cast, method: str, *, deadline_s: float) -> dict[str,
             for handle, reply in zip(standing, replies, strict=True)
             if isinstance(reply, BaseException) or cast.ranked
         ]
-        await asyncio.gather(*(_ended(handle) for handle in lost))
+        await asyncio.gather(*(ended(handle) for handle in lost))
     return _seconds(method, started, replies)
 
 
@@ -61,25 +53,13 @@ async def come_back(group: ActorGroup, method: str, *, deadline_s: float) -> dic
     failures = [(rank, reply) for rank, reply in enumerate(replies) if isinstance(reply, BaseException)]
     useless = [group.handles[rank] for rank, error in failures if not isinstance(error, EngineDied)]
     if useless:
-        await asyncio.gather(*(_ended(handle) for handle in (group.handles if group.ranked else useless)))
+        await asyncio.gather(*(ended(handle) for handle in (group.handles if group.ranked else useless)))
     if failures:
         rank, error = failures[0]
         if not isinstance(error, Exception):
             raise error
         raise ActorLost(f"{group.role}-{rank}: could not {method}: {error}") from error
     return _seconds(method, started, replies)
-
-
-async def _ended(handle: ActorHandle) -> None:
-    """Ends the actor, and waits until Ray says that it is gone: only then is its memory free."""
-    ray.kill(handle)
-    ready: Any = handle.__ray_ready__
-    async with asyncio.timeout(END_S):
-        while True:
-            try:
-                await ready.remote()
-            except RayActorError:
-                return
 
 
 def _seconds(method: str, started: float, replies: list[str | BaseException]) -> dict[str, float]:
