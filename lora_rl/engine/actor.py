@@ -124,10 +124,10 @@ class EngineActor:
         One adapter at a time is staged. Returns `staged`, or `elsewhere` where the trainer is on another host. Raises
         DigestMismatch, EngineError.
         """
-        server = self._started()
-        if not Path(handover.directory).is_dir():
-            return "elsewhere"
         async with self._publishing:
+            server = self._started()
+            if not Path(handover.directory).is_dir():
+                return "elsewhere"
             await self._drop_staged(server)
             started = time.perf_counter()
             await asyncio.to_thread(verify, handover)
@@ -143,8 +143,8 @@ class EngineActor:
 
         Running requests go on. If it fails, what was served before still is. Raises StoreError, DataError, EngineError.
         """
-        server = self._started()
         async with self._publishing:
+            server = self._started()
             present = self._versions.find(adapter.label)
             if present is not None and present.same_files(adapter):
                 self._versions.touch(present)
@@ -166,11 +166,15 @@ class EngineActor:
                 return "not_running"
             if self._asleep:
                 return "already_asleep"
-            for batch_id in list(self._batches):
-                await self.abort(batch_id)
-            await self._drop_staged(self._server)
-            await self._server.sleep()
-            self._asleep = True
+            self._asleep = True  # before anything is awaited: no batch may begin meanwhile
+            try:
+                for batch_id in list(self._batches):
+                    await self.abort(batch_id)
+                await self._drop_staged(self._server)
+                await self._server.sleep()
+            except BaseException:
+                self._asleep = False
+                raise
             return "slept"
 
     async def wake(self) -> str:

@@ -1,13 +1,15 @@
 """Sleep and wake of the engine actor over a server that fails where a real one could not be made to."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from lora_rl.config import EngineConfig, SamplingConfig
+from lora_rl.config import EngineConfig, SamplingConfig, StoreConfig
 from lora_rl.engine import Probe
 from lora_rl.engine.actor import EngineActor
 from lora_rl.errors import EngineDied, EngineError
+from lora_rl.store.handover import Handover
 from tests.builders import make_adapter_ref
 
 PROBE = Probe(prompt_tokens=[1], token_ids=[2], logp=[-1.0], logp_base=[-1.5])
@@ -81,4 +83,36 @@ async def test_an_engine_that_does_not_wake_as_it_slept_is_ended_and_serves_noth
 async def test_an_engine_that_does_not_run_has_nothing_to_give_back() -> None:
     engine = EngineActor(model_path="m", dtype="float32", engine=EngineConfig(), max_rank=8, slots=1)
     assert await engine.sleep() == "not_running"
+    assert await engine.wake() == "already_awake"
+
+
+async def test_nothing_begins_while_the_engine_goes_to_sleep() -> None:
+    server = Server()
+    engine = engine_over(server)
+    going, gone = asyncio.Event(), asyncio.Event()
+
+    async def sleep() -> None:
+        going.set()
+        await gone.wait()
+
+    server.sleep = sleep
+    sleeping = asyncio.create_task(engine.sleep())
+    await going.wait()
+    with pytest.raises(EngineError, match="asleep; wake it first"):
+        await engine.generate(version="a@1", requests=[], sampling=SamplingConfig(), batch_id="b")
+    late = [
+        asyncio.create_task(engine.publish(store=StoreConfig(), adapter=make_adapter_ref("a", 2))),
+        asyncio.create_task(engine.stage(label="a@2", handover=Handover(directory="/", digest="d"))),
+    ]
+    await asyncio.sleep(0)
+    gone.set()
+    assert await sleeping == "slept"
+    errors = await asyncio.gather(*late, return_exceptions=True)
+    assert [str(error) for error in errors] == ["engine: asleep; wake it first"] * 2
+
+
+async def test_an_engine_that_could_not_sleep_is_awake() -> None:
+    engine = engine_over(Server(sleep=RuntimeError("level")))
+    with pytest.raises(RuntimeError, match="level"):
+        await engine.sleep()
     assert await engine.wake() == "already_awake"
