@@ -96,8 +96,9 @@ class TrainerActor:
     ) -> dict[str, dict[str, float]]:
         """Add each batch's gradient to its adapter's slot; metrics by adapter name.
 
-        Each adapter is trained as if alone. Raises TrainerError where the trainer's log-probabilities are further from
-        the engine's than `algorithm.max_mismatch`, and where a micro-batch does not fit; then no gradient is kept.
+        Each adapter is trained as if alone, but for dropout masks, which follow the packing. Raises TrainerError where
+        the trainer's log-probabilities are further from the engine's than `algorithm.max_mismatch`, and where a
+        micro-batch does not fit; then no gradient is kept.
         """
         self._started()
         names = [batch.adapter.name for batch in batches]
