@@ -15,6 +15,10 @@ from torch import Tensor
 
 from lora_rl.trainer.transfer import on_device
 
+ROW_STEP = 16
+"""Low-rank rows are as wide as a multiple of this. Grouped products want strides of 16 bytes; on a CPU a product's last
+bits hang on whether its rows stand at multiples of 64 bytes, which must not depend on neighbours."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
@@ -56,10 +60,10 @@ def project(x_TK: Tensor, weights: Sequence[Tensor | None], routing: Routing) ->
     if len(present) == len(weights) == 1:
         return x_TK @ present[0]
     width = max(weight.shape[1] for weight in present)
-    if _grouped(x_TK):
+    if is_grouped(x_TK):
         nothing = present[0].new_zeros(x_TK.shape[1], width)
-        stacked_SKN = torch.stack([nothing if weight is None else _widened(weight, width) for weight in weights])
-        return _grouped_mm(x_TK, stacked_SKN, routing.ends)
+        stacked_SKN = torch.stack([nothing if weight is None else padded_last(weight, width) for weight in weights])
+        return grouped_mm(x_TK, stacked_SKN, routing.ends)
     out_TN = x_TK.new_zeros(len(x_TK), width)
     for span, weight in zip(routing.spans, weights, strict=True):
         if weight is not None:
@@ -79,8 +83,8 @@ def outer(
 
     Widths say how many columns of a span's rows are its own; the others are zero.
     """
-    if len(routing.spans) > 1 and _grouped(x_TK):
-        return _grouped_mm(y_TN.T, x_TK, routing.ends)
+    if len(routing.spans) > 1 and is_grouped(x_TK):
+        return grouped_mm(y_TN.T, x_TK, routing.ends)
     parts = zip(
         y_TN.split(routing.sizes),
         x_TK.split(routing.sizes),
@@ -105,16 +109,18 @@ def seeded_generator(text: str, device: torch.device) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
-def _widened(weight: Tensor, width: int) -> Tensor:
+def padded_last(values: Tensor, width: int) -> Tensor:
+    """`values` with zeros after its last dimension, up to `width`."""
     # padding by nothing would be a copy
-    return weight if weight.shape[1] == width else F.pad(weight, (0, width - weight.shape[1]))
+    return values if values.shape[-1] == width else F.pad(values, (0, width - values.shape[-1]))
 
 
-def _grouped(x: Tensor) -> bool:
-    # The grouped kernel exists for CUDA bf16; elsewhere a loop over spans costs nothing beside the products.
-    return x.is_cuda and x.dtype == torch.bfloat16
+def is_grouped(x: Tensor) -> bool:
+    """Whether rows `x` have a grouped kernel: on CUDA in bf16. Elsewhere a loop costs nothing beside the products."""
+    return x.is_cuda and x.dtype == torch.bfloat16 and len(x) > 0
 
 
-def _grouped_mm(left: Tensor, right: Tensor, ends: Tensor | None) -> Tensor:
-    grouped_mm: Any = torch._grouped_mm  # pyright: ignore[reportPrivateImportUsage]
-    return grouped_mm(left, right, ends)
+def grouped_mm(left: Tensor, right: Tensor, ends: Tensor | None) -> Tensor:
+    """Products of the parts of `left`'s rows, or of its columns and `right`'s rows, that stop at `ends`."""
+    product: Any = torch._grouped_mm  # pyright: ignore[reportPrivateImportUsage]
+    return product(left, right, ends)

@@ -84,10 +84,6 @@ class FrozenModel:
         return self.tp_group.size()
 
     @property
-    def tp_rank(self) -> int:
-        return self.tp_group.rank()
-
-    @property
     def head_VD(self) -> Tensor:
         """This rank's rows [V / tp, D] of the output projection, on the last stage of the pipeline."""
         tied = self.gpt.share_embeddings_and_output_weights

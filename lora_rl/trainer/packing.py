@@ -13,7 +13,7 @@ from torch import Tensor
 from lora_rl.data.types import Sample
 from lora_rl.trainer.attention import Ask, Layout, make_layout
 from lora_rl.trainer.lora_rows import Span
-from lora_rl.trainer.plan import Batch, plan, share_out
+from lora_rl.trainer.plan import Batch, Entry, plan, share_out
 from lora_rl.trainer.transfer import on_device
 
 
@@ -67,28 +67,28 @@ class _Draft:
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    prompts: dict[tuple[int, tuple[int, ...]], range] = field(default_factory=dict)
-    """Rows of each slot's prompts."""
+    prompts: dict[int, range] = field(default_factory=dict)
+    """Rows of each prompt, by its number in the plan."""
     responses: dict[range, list[range]] = field(default_factory=dict)
     """Rows of each prompt's responses, by those of the prompt."""
     predictors: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
 
-    def add(self, slot: int, index: int, sample: Sample) -> None:
-        key = (slot, tuple(sample.prompt_tokens))
-        if key not in self.prompts:
-            rows = self._append(slot, sample.prompt_tokens, 0)
-            self.prompts[key] = rows
+    def add(self, entry: Entry) -> None:
+        sample = entry.sample
+        if entry.prompt not in self.prompts:
+            rows = self._append(entry.slot, sample.prompt_tokens, 0)
+            self.prompts[entry.prompt] = rows
             self.responses[rows] = []
-        prompt = self.prompts[key]
-        response = self._append(slot, sample.response_tokens[:-1], len(prompt))
+        prompt = self.prompts[entry.prompt]
+        response = self._append(entry.slot, sample.response_tokens[:-1], len(prompt))
         start = len(self.targets)
         if response:
             self.responses[prompt].append(response)
         self.predictors += [prompt[-1], *response]
         self.targets += sample.response_tokens
-        self.pieces.append(Piece(slot=slot, sample=index, tokens=slice(start, len(self.targets))))
+        self.pieces.append(Piece(slot=entry.slot, sample=entry.index, tokens=slice(start, len(self.targets))))
 
     def idle(self, slot: int) -> None:
         """One row that belongs to no sample, but passes through the slot's layers as any other."""
@@ -153,7 +153,7 @@ def pack(
 def _packed(batch: Batch, number: int, idle_slot: int) -> _Draft:
     rows = _Draft(number)
     for entry in batch:
-        rows.add(entry.slot, entry.index, entry.sample)
+        rows.add(entry)
     if not batch:
         rows.idle(idle_slot)
     return rows

@@ -14,15 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lora_rl.trainer.lora_rows import first_columns
+from lora_rl.trainer.lora_rows import ROW_STEP, first_columns, grouped_mm, is_grouped, padded_last
 from lora_rl.trainer.megatron_compat import mappings
 from lora_rl.trainer.pointwise import swiglu
 
 NO_SLOT = -1
 """Slot of rows whose adapter is off."""
-
-RANK_STEP = 16
-"""As `ROW_STEP` of `slot_lora`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +84,7 @@ class ExpertLinear(nn.Module):
         return base + torch.cat(parts, 1)
 
     def _base(self, x_MK: Tensor, groups: Groups) -> Tensor:
-        if _grouped(x_MK):
+        if is_grouped(x_MK):
             return _grouped_mm(x_MK, self.weight, groups.sizes_ES.sum(1))
         # Slot by slot: a row's bits do not hang on how many rows other adapters bring to its expert.
         return torch.cat(
@@ -100,8 +97,8 @@ class ExpertLinear(nn.Module):
     def _down(self, x_MK: Tensor, groups: Groups) -> Tensor:
         """Each row times its expert's part of its slot's A's: [M, P, R], zeros beyond the slot's own rank."""
         weights_S = [self._a_EPrK(slot, x_MK) for slot in groups.slots]
-        rank = -(-max(weight.shape[2] for weight in weights_S) // RANK_STEP) * RANK_STEP
-        if _grouped(x_MK):
+        rank = -(-max(weight.shape[2] for weight in weights_S) // ROW_STEP) * ROW_STEP
+        if is_grouped(x_MK):
             padded_S = [F.pad(weight, (0, 0, 0, rank - weight.shape[2])).flatten(1, 2) for weight in weights_S]
             return _grouped_mm(x_MK, _by_expert(padded_S), groups.sizes_ES.flatten()).unflatten(1, (-1, rank))
         unbound_SE = [weight.flatten(1, 2).unbind(0) for weight in weights_S]
@@ -109,13 +106,13 @@ class ExpertLinear(nn.Module):
             F.linear(rows, unbound_SE[slot][expert]).unflatten(1, weights_S[slot].shape[1:3])
             for rows, (expert, slot) in zip(x_MK.split(groups.sizes()), groups.pairs(), strict=True)
         ]
-        return torch.cat([_pad_last(output_mPr, rank) for output_mPr in outputs])
+        return torch.cat([padded_last(output_mPr, rank) for output_mPr in outputs])
 
     def _up(self, down_MR: Tensor, part: int, groups: Groups) -> Tensor:
         """Each row times its expert's part of its slot's B of one projection: [M, N]."""
         weights_S = [self._scaled_b_ENr(slot, part, down_MR) for slot in groups.slots]
-        if _grouped(down_MR):
-            padded_S = [_pad_last(weight, down_MR.shape[1]) for weight in weights_S]
+        if is_grouped(down_MR):
+            padded_S = [padded_last(weight, down_MR.shape[1]) for weight in weights_S]
             return _grouped_mm(down_MR, _by_expert(padded_S), groups.sizes_ES.flatten())
         unbound_SE = [weight.unbind(0) for weight in weights_S]
         return torch.cat(
@@ -158,21 +155,10 @@ class SlotExperts(nn.Module):
         return mappings.reduce_from_tensor_model_parallel_region(part_MD, self._tp_group)
 
 
-def _grouped(x: Tensor) -> bool:
-    # The grouped kernel exists for CUDA bf16.
-    return x.is_cuda and x.dtype == torch.bfloat16 and len(x) > 0
-
-
-def _pad_last(values: Tensor, size: int) -> Tensor:
-    """`values` with zeros after its last dimension, up to `size`."""
-    return F.pad(values, (0, size - values.shape[-1]))
-
-
 def _by_expert(weights_S: Sequence[Tensor]) -> Tensor:
     """Weights [E, N, K] of each slot in the order of the rows, [E·S, N, K]."""
     return torch.stack(list(weights_S), 1).flatten(0, 1)
 
 
 def _grouped_mm(x_MK: Tensor, weights_GNK: Tensor, sizes_G: Tensor) -> Tensor:
-    grouped_mm: Any = torch._grouped_mm  # pyright: ignore[reportPrivateImportUsage]
     return grouped_mm(x_MK.contiguous(), weights_GNK.transpose(-2, -1), sizes_G.cumsum(0, dtype=torch.int32))

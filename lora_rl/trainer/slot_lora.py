@@ -22,12 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lora_rl.trainer.adapter import Lora
-from lora_rl.trainer.lora_rows import Routing, Span, first_columns, outer, project, seeded_generator
+from lora_rl.trainer.lora_rows import ROW_STEP, Routing, Span, first_columns, outer, project, seeded_generator
 from lora_rl.trainer.megatron_compat import mappings
-
-ROW_STEP = 16
-"""Q is a multiple of this. Grouped products want strides of 16 bytes; on a CPU a product's last bits hang on whether
-its rows stand at multiples of 64 bytes, which must not depend on neighbours."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lora_rl.config import OptimizerConfig
 from lora_rl.trainer.adapter import Clock
+from lora_rl.trainer.gradients import SlotParameter
 from lora_rl.trainer.ranks import Groups
-from lora_rl.trainer.slot_bank import SlotParameter
 from lora_rl.trainer.state_io import MOMENTS
 
 

@@ -39,7 +39,7 @@ def test_grouped_products_are_those_span_by_span(monkeypatch):
     weights[1] = None
     y_TN, routing = _draw(9, 8, seed=1).bfloat16(), Routing.of(SPANS, torch.device("cpu"))
     plain = project(x_TK, weights, routing), outer(y_TN, x_TK, routing)
-    monkeypatch.setattr(lora_rows, "_grouped", lambda x: True)
+    monkeypatch.setattr(lora_rows, "is_grouped", lambda x: True)
     grouped = project(x_TK, weights, routing), outer(y_TN, x_TK, routing)
     for ours, theirs in zip(grouped, plain, strict=True):
         assert (ours - theirs).abs().max() <= 2**-7 * theirs.abs().max()

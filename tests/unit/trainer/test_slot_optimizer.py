@@ -6,7 +6,7 @@ from torch import nn
 
 from lora_rl.config import OptimizerConfig
 from lora_rl.trainer.adapter import Clock
-from lora_rl.trainer.slot_bank import SlotParameter
+from lora_rl.trainer.gradients import SlotParameter
 from lora_rl.trainer.slot_optimizer import SlotOptimizer, learning_rate
 from lora_rl.trainer.state_io import MOMENTS
 from tests.tolerances import EXACT, FORMULA
