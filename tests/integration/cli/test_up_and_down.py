@@ -13,6 +13,7 @@ import pytest
 from lora_rl.cluster import workstation
 from lora_rl.cluster.processes import free_port
 from tests.integration.cli.conftest import PROGRAM
+from tests.s3 import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
 
@@ -59,6 +60,7 @@ def test_down_ends_all_that_up_started_and_nothing_else(environment) -> None:
         assert len(sessions(station)) > len(station.servers)
 
         os.kill(ray.pid, signal.SIGKILL)
+        wait_until(lambda: not ray.alive, "death of ray")
         assert workstation.current_workstation() is None
         down = command(environment, "down")
         assert down.stdout == "ended deployments, ray, prefect\n"
