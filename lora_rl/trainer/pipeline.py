@@ -5,9 +5,8 @@ stage packs alike. T rows of a micro-batch, D width.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Literal
 
 import torch
@@ -103,28 +102,35 @@ class Stage:
             self._sent.popleft()[0].wait()
 
 
-def on_first_stage(
-    named: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], groups: Groups
+def on_first_rank(
+    own: Iterable[tuple[str, Tensor]],
+    names: Sequence[str],
+    shapes: Mapping[str, tuple[int, ...]],
+    groups: Groups,
+    keep: Callable[[Tensor], Tensor],
 ) -> dict[str, Tensor]:
-    """Tensors of all stages, in the order of `shapes`: this stage's as they are, others' on the CPU.
+    """Tensors of all stages on rank 0, in the order of `shapes`; nothing on the others. All ranks must call it.
 
-    On later stages their own. All ranks must call it.
+    `own` are this stage's, by `names`, gathered one at a time: rank 0 holds what `keep` makes of each, and those of
+    later stages on the CPU.
     """
-    if groups.pp.size() == 1:
-        return dict(named)
-    held: list[list[str]] = [[]] * groups.pp.size()
-    dist.all_gather_object(held, list(named), group=groups.pp)
-    if groups.pp.rank() > 0:
-        if named:
-            flat = torch.cat([value.flatten() for value in named.values()]).to(groups.device)
-            dist.send(flat, dist.get_global_rank(groups.pp, 0), group=groups.pp)
-        return dict(named)
-    found = dict(named)
-    for stage, names in enumerate(held[1:], start=1):
-        sizes = [prod(shapes[name]) for name in names]
-        flat = torch.empty(sum(sizes), device=groups.device)
-        if names:
-            dist.recv(flat, dist.get_global_rank(groups.pp, stage), group=groups.pp)
-        for name, part in zip(names, flat.cpu().split(sizes), strict=True):
-            found[name] = part.view(shapes[name]).clone()
+    found: dict[str, Tensor] = {}
+    # Other pipelines hold copies or shares of the same.
+    concerned = dist.get_global_rank(groups.pp, 0) == 0
+    held = [list(names)]
+    if concerned and groups.pp.size() > 1:
+        held *= groups.pp.size()
+        dist.all_gather_object(held, list(names), group=groups.pp)
+    for name, value in own:
+        if groups.world.rank() == 0:
+            found[name] = keep(value)
+        elif concerned:
+            dist.send(value.detach().contiguous(), 0, group=groups.pp)
+    if groups.world.rank() > 0:
+        return {}
+    for stage, others in enumerate(held[1:], start=1):
+        for name in others:
+            buffer = torch.empty(shapes[name], device=groups.device)
+            dist.recv(buffer, dist.get_global_rank(groups.pp, stage), group=groups.pp)
+            found[name] = buffer.cpu()
     return {name: found[name] for name in shapes}

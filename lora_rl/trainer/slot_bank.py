@@ -209,10 +209,6 @@ class SlotBank:
             whole = whole.chunk(groups.ep.size())[groups.ep.rank()]
         return whole if split_dim is None else whole.chunk(groups.tp.size(), split_dim)[groups.tp.rank()]
 
-    def whole(self, share: Tensor, split_dim: int | None, *, of_experts: bool = False) -> Tensor:
-        """The whole tensor on the CPU, from every rank's part. All ranks must call it, in the same order."""
-        return self.gathered(share, split_dim, of_experts=of_experts).to("cpu", copy=True)
-
     def gathered(self, share: Tensor, split_dim: int | None, *, of_experts: bool = False) -> Tensor:
         """The whole tensor where the model is; it may be `share` itself. All ranks must call it, in the same order."""
         whole = share.detach()

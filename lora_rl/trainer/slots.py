@@ -11,7 +11,7 @@ from lora_rl.errors import TrainerError
 from lora_rl.trainer.adapter import Lora, frozen_tensors, lora_of
 from lora_rl.trainer.gradients import SlotParameter
 from lora_rl.trainer.model import FrozenModel
-from lora_rl.trainer.pipeline import on_first_stage
+from lora_rl.trainer.pipeline import on_first_rank
 from lora_rl.trainer.slot_bank import SlotBank
 from lora_rl.trainer.slot_optimizer import SlotOptimizer
 from lora_rl.trainer.state_io import MOMENTS, TrainState
@@ -111,15 +111,11 @@ class SlotTable:
             self._free.append(tenant.slot)
 
     def weights(self, tenant: Tenant) -> dict[str, Tensor]:
-        """The tenant's whole weights; the next step may change them. Those of this stage lie where the model is.
+        """The tenant's whole weights on rank 0, nothing on other ranks; the next step may change them.
 
-        Whole on the first stage of the pipeline. All ranks must call it.
+        Those of this stage lie where the model is. All ranks must call it.
         """
-        own = {
-            p.name: self._bank.gathered(p.value, p.split_dim, of_experts=p.of_experts)
-            for p in tenant.optimizer.parameters
-        }
-        return on_first_stage(own, self._bank.shapes(tenant.lora), self._model.groups)
+        return self._whole(tenant, lambda p: p.value, keep=lambda weight: weight)
 
     def tensors(self) -> Iterator[Tensor]:
         """All memory of the slots on the device."""
@@ -128,20 +124,30 @@ class SlotTable:
             yield from tenant.optimizer.tensors()
 
     def snapshot(self, tenant: Tenant) -> TrainState:
-        """The tenant's state; whole on the first stage of the pipeline. All ranks must call it."""
-        optimizer, shapes = tenant.optimizer, self._bank.shapes(tenant.lora)
-
-        def gathered(part: Callable[[SlotParameter], Tensor]) -> dict[str, Tensor]:
-            own = {
-                p.name: self._bank.whole(part(p), p.split_dim, of_experts=p.of_experts) for p in optimizer.parameters
-            }
-            return on_first_stage(own, shapes, self._model.groups)
-
+        """The tenant's state on rank 0, one without tensors on other ranks. All ranks must call it."""
+        optimizer, keep = tenant.optimizer, _on_host
         return TrainState(
             lora=tenant.lora,
             clock=optimizer.clock,
             seed=tenant.seed,
             base=self._model.fingerprint,
-            weights=gathered(lambda p: p.value),
-            moments={moment: gathered(partial(optimizer.moment, moment)) for moment in MOMENTS},
+            weights=self._whole(tenant, lambda p: p.value, keep=keep),
+            moments={moment: self._whole(tenant, partial(optimizer.moment, moment), keep=keep) for moment in MOMENTS},
         )
+
+    def _whole(
+        self, tenant: Tenant, part: Callable[[SlotParameter], Tensor], *, keep: Callable[[Tensor], Tensor]
+    ) -> dict[str, Tensor]:
+        parameters = tenant.optimizer.parameters
+        return on_first_rank(
+            ((p.name, self._bank.gathered(part(p), p.split_dim, of_experts=p.of_experts)) for p in parameters),
+            [p.name for p in parameters],
+            self._bank.shapes(tenant.lora),
+            self._model.groups,
+            keep,
+        )
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """A copy that no later step changes."""
+    return tensor.to("cpu", copy=True)

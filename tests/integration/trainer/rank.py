@@ -61,16 +61,23 @@ def _train(trainer: TrainerActor, plan: dict[str, Any]) -> dict[str, Any]:
         "metrics": [_without_time(reply.metrics) for reply in replies],
         "adapter": export.adapter.to_json(),
         "gradients": _gradients(trainer, adapter.name),
+        "copied": _copied(trainer, adapter.name),
     }
 
 
 def _gradients(trainer: TrainerActor, name: str) -> Any:
     tenant = trainer._table.find(name)
     return {
-        p.name: trainer._bank.whole(p.value.grad, p.split_dim, of_experts=p.of_experts).tolist()
+        p.name: trainer._bank.gathered(p.value.grad, p.split_dim, of_experts=p.of_experts).tolist()
         for p in tenant.optimizer.parameters
         if p.value.grad is not None
     }
+
+
+def _copied(trainer: TrainerActor, name: str) -> int:
+    """Tensors that this rank copies to the host when a state is saved."""
+    state = trainer._table.snapshot(trainer._table.find(name))
+    return len(state.weights) + sum(map(len, state.moments.values()))
 
 
 def _without_time(metrics: dict[str, float]) -> dict[str, float]:

@@ -117,6 +117,8 @@ class Workplace:
         if errors:
             self.end()
         assert not errors, "\n".join(errors)
+        # Rank 0 alone writes states.
+        assert [reply.pop("copied") > 0 for reply in replies] == [number == 0 for number in range(num_ranks)]
         return replies
 
     def end(self) -> None:

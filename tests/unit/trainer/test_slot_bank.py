@@ -90,7 +90,7 @@ def test_parameters_are_copies_of_the_weights_given(bank):
     first = parameters[0]
     first.value.data.zero_()
     assert weights[first.name].any()
-    assert not bank.whole(first.value, first.split_dim).any()
+    assert not bank.gathered(first.value, first.split_dim).any()
 
 
 def test_shapes_are_those_of_the_base_s_weights(bank, tiny_qwen3):

@@ -169,7 +169,7 @@ def test_a_state_with_experts_comes_back_exactly(moe_bank):
     assert _gap(dict(found.weights), weights) == EXACT
     assert _gap(dict(found.moments["exp_avg"]), moments["exp_avg"]) == EXACT
     parameters = moe_bank.fill(0, lora, found.weights)
-    assert _gap({p.name: moe_bank.whole(p.value, p.split_dim) for p in parameters}, weights) == EXACT
+    assert _gap({p.name: moe_bank.gathered(p.value, p.split_dim) for p in parameters}, weights) == EXACT
 
 
 def test_an_adapter_of_some_projections_of_experts_is_refused():
