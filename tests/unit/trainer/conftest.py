@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from lora_rl.models.tiny import make_tiny_qwen3, make_tiny_qwen3_moe
+from lora_rl.trainer.actor import TrainerActor
 from lora_rl.trainer.learner import Learner
 from lora_rl.trainer.megatron_compat import init_distributed
 from lora_rl.trainer.model import FrozenModel, build_model
 from lora_rl.trainer.slot_bank import SlotBank
+from tests.unit.trainer.actor_run import Run, started_trainer
 
 
 @pytest.fixture(scope="session")
@@ -72,3 +74,15 @@ def moe_bank(session_moe_bank: SlotBank) -> Iterator[SlotBank]:
 def make_learner(model: FrozenModel, bank: SlotBank) -> Callable[[int], Learner]:
     """A learner with a token budget."""
     return lambda max_tokens=4096: Learner(model, bank, max_tokens=max_tokens)
+
+
+@pytest.fixture(scope="session")
+def trainer(tiny_qwen3: Path, device: torch.device) -> TrainerActor:
+    """Of one rank on `tiny_qwen3`, with two slots."""
+    return started_trainer(tiny_qwen3, device)
+
+
+@pytest.fixture
+def run(trainer: TrainerActor, tmp_path: Path) -> Run:
+    """`trainer` with an empty store."""
+    return Run(trainer, str(tmp_path / "store"))
