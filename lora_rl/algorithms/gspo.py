@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lora_rl.algorithms.ratio import log_ratio
+from lora_rl.algorithms.ratio import log_ratio, sample_sums
 from lora_rl.algorithms.types import TokenLoss
 
 
@@ -24,9 +24,7 @@ def gspo_loss(
     alone.
     """
     log_ratio_T = log_ratio(logp_T, logp_old_T.detach())
-    lengths_B = torch.bincount(sample_T)
-    sums_B = log_ratio_T.new_zeros(len(lengths_B)).index_add(0, sample_T, log_ratio_T)
-    ratio_T = (sums_B / lengths_B).exp()[sample_T]
+    ratio_T = (sample_sums(log_ratio_T, sample_T) / sample_T.bincount()).exp()[sample_T]
     loss_T = -torch.minimum(ratio_T * advantage_T, ratio_T.clamp(1 - eps_low, 1 + eps_high) * advantage_T)
     too_high_T = (advantage_T > 0) & (ratio_T > 1 + eps_high)
     too_low_T = (advantage_T < 0) & (ratio_T < 1 - eps_low)

@@ -71,6 +71,16 @@ class CispoLoss(Section):
 LossConfig = Annotated[ClippedLoss | GspoLoss | CispoLoss, Field(discriminator="type")]
 
 
+class RatioBand(Section):
+    """Ratios exp(logp - logp_rollout) of trainer to engine that are trained on; 1 is always among them."""
+
+    low: float = Field(ge=0, le=1)
+    """Lowest ratio; 0 for no lower bound."""
+
+    high: float = Field(ge=1, allow_inf_nan=False)
+    """Highest ratio."""
+
+
 class KlConfig(Section):
     """Penalty on the distance to the base model (the adapter off)."""
 
@@ -109,6 +119,17 @@ class AlgorithmConfig(Section):
 
     tis_clip: float | None = Field(default=2.0, gt=0)
     """Truncated importance sampling: bound of exp(logp_old - logp_rollout), for `recompute`; null for none."""
+
+    icepop: RatioBand | None = None
+    """IcePop: tokens whose ratio is outside the band have no policy loss (its authors' band: 0.5 to 5); null for none.
+    With `recompute` the others are weighted by the ratio, which `tis_clip` cuts: set that to `high` to leave it whole.
+    """
+
+    sequence_mask: RatioBand | None = None
+    """Samples have no policy loss if the product of their tokens' ratios is outside the band; null for none."""
+
+    geometric_mask: RatioBand | None = None
+    """As `sequence_mask`, by the geometric mean of the ratios, for any length (say 0.99 to 1.01); null for none."""
 
     kl: KlConfig | None = None
     """Penalty on the distance to the base; null for none."""

@@ -14,7 +14,7 @@ from lora_rl.algorithms.cispo import cispo_loss
 from lora_rl.algorithms.clipped import clipped_loss
 from lora_rl.algorithms.grpo import grpo_advantages
 from lora_rl.algorithms.gspo import gspo_loss
-from lora_rl.algorithms.importance import tis_weights
+from lora_rl.algorithms.importance import geometric_mask, icepop_mask, sequence_mask, tis_weights
 from lora_rl.algorithms.kl import kl_penalty
 from lora_rl.algorithms.reinforce import reinforce_plus_plus_advantages
 from lora_rl.algorithms.rloo import rloo_advantages
@@ -80,10 +80,13 @@ def micro_loss(terms: TokenTerms, algorithm: AlgorithmConfig) -> tuple[Tensor, d
     policy_N = token.loss_T
     if algorithm.old_logp == "recompute" and algorithm.tis_clip is not None:
         policy_N = policy_N * tis_weights(terms.logp_old_N, terms.logp_rollout_N, clip=algorithm.tis_clip)
+    masks = _masks(terms, algorithm)
+    for masked_N in masks.values():
+        policy_N = policy_N.masked_fill(masked_N, 0.0)
     parts = {"policy": (terms.weight_N * policy_N).sum()}
     if algorithm.entropy_coefficient:
         parts["entropy"] = -algorithm.entropy_coefficient * (terms.weight_N * terms.entropy_N).sum()
-    sums = _sums(terms, token)
+    sums = _sums(terms, token) | {name: masked_N.float().sum() for name, masked_N in masks.items()}
     if algorithm.kl is not None and terms.logp_ref_N is not None:
         kl_N = kl_penalty(terms.logp_N, terms.logp_ref_N, estimator=algorithm.kl.estimator)
         parts["kl"] = algorithm.kl.coefficient * (terms.weight_N * kl_N).sum()
@@ -105,6 +108,19 @@ def _policy_loss(terms: TokenTerms, algorithm: AlgorithmConfig) -> TokenLoss:
             return gspo_loss(logp, old, advantage, terms.sample_N, eps_low=low, eps_high=low if high is None else high)
         case CispoLoss(eps_low=low, eps_high=high):
             return cispo_loss(logp, old, advantage, eps_low=low, eps_high=high)
+
+
+def _masks(terms: TokenTerms, algorithm: AlgorithmConfig) -> dict[str, Tensor]:
+    """Tokens [N] that each mask leaves out of the policy loss, by the name of their share."""
+    logp, rollout, sample = terms.logp_N, terms.logp_rollout_N, terms.sample_N
+    masks = {}
+    if (band := algorithm.icepop) is not None:
+        masks["mismatch/icepop_masked"] = icepop_mask(logp, rollout, low=band.low, high=band.high)
+    if (band := algorithm.sequence_mask) is not None:
+        masks["mismatch/sequence_masked"] = sequence_mask(logp, rollout, sample, low=band.low, high=band.high)
+    if (band := algorithm.geometric_mask) is not None:
+        masks["mismatch/geometric_masked"] = geometric_mask(logp, rollout, sample, low=band.low, high=band.high)
+    return masks
 
 
 def _sums(terms: TokenTerms, token: TokenLoss) -> dict[str, Tensor]:

@@ -97,3 +97,12 @@ def test_experts_are_shared_among_copies_alone():
     assert make_config(trainer={"data_parallel": 4, "expert_parallel": 2, "tensor_parallel": 2}).trainer.world_size == 8
     with pytest.raises(ConfigError, match=r"trainer\.expert_parallel: 4 does not divide trainer\.data_parallel 2"):
         make_config(trainer={"data_parallel": 2, "expert_parallel": 4})
+
+
+@pytest.mark.parametrize("field", ["icepop", "sequence_mask", "geometric_mask"])
+def test_a_band_of_ratios_holds_one(field):
+    assert make_config(algorithm={field: {"low": 0.5, "high": 5}}) != make_config()
+    with pytest.raises(ConfigError, match=rf"algorithm\.{field}\.low: 1\.5: input should be less than or equal to 1"):
+        make_config(algorithm={field: {"low": 1.5, "high": 5}})
+    with pytest.raises(ConfigError, match=rf"algorithm\.{field}\.high: 0\.9: .* greater than or equal to 1"):
+        make_config(algorithm={field: {"low": 0.5, "high": 0.9}})

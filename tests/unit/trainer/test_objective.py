@@ -8,6 +8,7 @@ from lora_rl.config.algorithm import (
     GrpoAdvantage,
     GspoLoss,
     KlConfig,
+    RatioBand,
     ReinforceAdvantage,
     RlooAdvantage,
 )
@@ -111,6 +112,36 @@ def test_truncated_importance_sampling_acts_on_recomputed_log_probabilities_alon
     # The first token's weight exp(1) is cut to 2.
     assert micro_loss(terms, recompute)[0].item() == pytest.approx(-(2.0 + 1.0 - 2.0) / 3, rel=1e-5)
     assert micro_loss(terms, AlgorithmConfig(old_logp="rollout"))[0].item() == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("old_logp", ["rollout", "recompute"])
+@pytest.mark.parametrize(
+    ("field", "band", "kept"),
+    [
+        ("icepop", RatioBand(low=0.8, high=2.0), [True, False, True]),
+        ("sequence_mask", RatioBand(low=0.8, high=2.0), [False, False, True]),
+        ("sequence_mask", RatioBand(low=0.6, high=2.0), [True, True, True]),
+        ("geometric_mask", RatioBand(low=0.9, high=2.0), [False, False, True]),
+        ("geometric_mask", RatioBand(low=0.8, high=2.0), [True, True, True]),
+    ],
+)
+def test_masked_tokens_have_no_policy_gradient_and_are_counted(field, band, kept, old_logp):
+    # Trainer over engine: exp(0.1) and exp(-0.5) in the first sample, 1 in the second.
+    logp = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    old = {"logp_old_N": logp.detach()} if old_logp == "recompute" else {}
+    plain, masked = (
+        AlgorithmConfig(old_logp=old_logp, loss=CispoLoss(), entropy_coefficient=0.1, **fields)
+        for fields in ({}, {field: band})
+    )
+    gradients = []
+    for algorithm in (plain, masked):
+        terms = _terms(logp_N=logp, **old)
+        loss, sums = micro_loss(terms, algorithm)
+        gradients.append(torch.autograd.grad(loss, (logp, terms.entropy_N)))
+    assert gradients[0][0].abs().min() > 0
+    assert torch.equal(gradients[1][0], gradients[0][0] * torch.tensor(kept))
+    assert torch.equal(gradients[1][1], gradients[0][1])
+    assert sums[f"mismatch/{field.removesuffix('_mask')}_masked"] == kept.count(False)
 
 
 def test_kl_in_the_reward_is_taken_off_by_sample():
