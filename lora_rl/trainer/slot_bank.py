@@ -18,16 +18,8 @@ from lora_rl.trainer.lora_rows import Routing, Span, seeded_generator
 from lora_rl.trainer.model import FrozenModel
 from lora_rl.trainer.slot_experts import ExpertLinear, ExpertPair
 from lora_rl.trainer.slot_lora import Fused, SlotLoraLinear, SlotWeights
-from lora_rl.trainer.targets import EXPERTS, of_experts
+from lora_rl.trainer.targets import EXPERTS, LAYERS, MEGATRON_BLOCKS, of_experts
 from lora_rl.trainer.transfer import on_device
-
-LAYERS = {
-    "self_attention.linear_qkv": ("self_attn", ("q_proj", "k_proj", "v_proj")),
-    "self_attention.linear_proj": ("self_attn", ("o_proj",)),
-    "mlp.linear_fc1": ("mlp", ("gate_proj", "up_proj")),
-    "mlp.linear_fc2": ("mlp", ("down_proj",)),
-}
-"""Megatron's linear layers, and the Hugging Face block and projections that each holds."""
 
 ROW_PARALLEL = ("o_proj", "down_proj")
 """Projections split on the input, not on the output."""
@@ -61,11 +53,10 @@ class SlotBank:
             for name, (block, projections) in LAYERS.items():
                 if model.sparse and block == "mlp":
                     continue
-                parent, _, attribute = name.partition(".")
-                owner = getattr(layer, parent)
+                owner = getattr(layer, MEGATRON_BLOCKS[block])
                 modules = tuple(f"model.layers.{index}.{block}.{projection}" for projection in projections)
-                linear = SlotLoraLinear(getattr(owner, attribute), self._fused(modules), lambda: self._routing)
-                setattr(owner, attribute, linear)
+                linear = SlotLoraLinear(getattr(owner, name), self._fused(modules), lambda: self._routing)
+                setattr(owner, name, linear)
                 self._layers |= dict.fromkeys(modules, linear)
 
     def shape(self, module: str) -> tuple[int, int]:

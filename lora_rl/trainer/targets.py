@@ -11,18 +11,19 @@ from fnmatch import fnmatchcase
 
 from lora_rl.config import AdapterConfig
 
-BLOCKS = {
-    "q_proj": "self_attn",
-    "k_proj": "self_attn",
-    "v_proj": "self_attn",
-    "o_proj": "self_attn",
-    "gate_proj": "mlp",
-    "up_proj": "mlp",
-    "down_proj": "mlp",
+LAYERS = {
+    "linear_qkv": ("self_attn", ("q_proj", "k_proj", "v_proj")),
+    "linear_proj": ("self_attn", ("o_proj",)),
+    "linear_fc1": ("mlp", ("gate_proj", "up_proj")),
+    "linear_fc2": ("mlp", ("down_proj",)),
 }
+"""Megatron's linear layers, and the Hugging Face block and projections that each holds, in a layer's order."""
+
+BLOCKS = {projection: block for block, projections in LAYERS.values() for projection in projections}
 """Projections of a layer in their order, and the block each is in."""
 
 MEGATRON_BLOCKS = {"self_attn": "self_attention", "mlp": "mlp", "mlp.experts.*": "mlp.experts"}
+"""Megatron's names of the blocks."""
 
 EXPERTS = "mlp.experts.*"
 """The block of a sparse layer that takes the place of `mlp`. Its experts are adapted together: PEFT keeps their weights
@@ -31,22 +32,18 @@ in one tensor, and vLLM loads all or none."""
 EXPERT_NUMBER = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 """In the name of one expert's projection."""
 
-MEGATRON_NAMES = {
-    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+MEGATRON_NAMES = {name: projections for name, (_, projections) in LAYERS.items()} | {
     "linear_q": ("q_proj",),
     "linear_k": ("k_proj",),
     "linear_v": ("v_proj",),
-    "linear_proj": ("o_proj",),
-    "linear_fc1": ("gate_proj", "up_proj"),
     "linear_fc1_gate": ("gate_proj",),
     "linear_fc1_up": ("up_proj",),
-    "linear_fc2": ("down_proj",),
 }
 """Megatron's names (fused, and as in its canonical LoRA) and the projections each stands for."""
 
-FUSED = {"q_proj": "linear_qkv", "k_proj": "linear_qkv", "v_proj": "linear_qkv"} | dict.fromkeys(
-    ("gate_proj", "up_proj"), "linear_fc1"
-)
+FUSED = {
+    projection: name for name, (_, projections) in LAYERS.items() if len(projections) > 1 for projection in projections
+}
 """Projections that Megatron computes together on one input, and the layer they are in."""
 
 ALL_LINEAR = "all-linear"
