@@ -1,6 +1,7 @@
 """Matrix products of packed rows that belong to different adapters.
 
-T packed rows, sorted by slot; K input and N output width of a product.
+T packed rows, sorted by slot. A span's weight is low and wide, [Q, K]: rows are projected by it from K columns to Q,
+and expanded by it from Q to K.
 """
 
 import functools
@@ -18,6 +19,9 @@ from lora_rl.trainer.transfer import on_device
 ROW_STEP = 16
 """Low-rank rows are as wide as a multiple of this. Grouped products want strides of 16 bytes; on a CPU a product's last
 bits hang on whether its rows stand at multiples of 64 bytes, which must not depend on neighbours."""
+
+TILE_ROWS = 128
+"""Rows that one program of a kernel of ours takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +43,25 @@ class Span:
 class Routing:
     """Whose rows a packed batch has: spans that cover all rows, or none where every adapter is off."""
 
-    spans: tuple[Span, ...] = ()
-    ends: Tensor | None = None
+    spans: tuple[Span, ...]
+    ends: Tensor
     """Where each span stops, int32, on the device."""
+    tiles_X3: Tensor
+    """X groups of at most `TILE_ROWS` rows of one span: its number, first row and stop; int32, on the device."""
 
     @classmethod
     def of(cls, spans: tuple[Span, ...], device: torch.device) -> "Routing":
         stops = torch.tensor([span.stop for span in spans], dtype=torch.int32)
-        return cls(spans=spans, ends=on_device(stops, device))
+        tiles = [
+            (number, start, min(start + TILE_ROWS, span.stop))
+            for number, span in enumerate(spans)
+            for start in range(span.start, span.stop, TILE_ROWS)
+        ]
+        return cls(
+            spans=spans,
+            ends=on_device(stops, device),
+            tiles_X3=on_device(torch.tensor(tiles, dtype=torch.int32).view(-1, 3), device),
+        )
 
     @functools.cached_property
     def sizes(self) -> list[int]:
@@ -54,48 +69,64 @@ class Routing:
         return [span.stop - span.start for span in self.spans]
 
 
-def project(x_TK: Tensor, weights: Sequence[Tensor | None], routing: Routing) -> Tensor:
-    """Each span's rows times its own weight [K, N] of any width: [T, widest N], with zeros where a span has none."""
-    present = [weight for weight in weights if weight is not None]
-    if len(present) == len(weights) == 1:
-        return x_TK @ present[0]
-    width = max(weight.shape[1] for weight in present)
+@dataclass(frozen=True, kw_only=True)
+class SpanWeights:
+    """What each span's rows are multiplied by: a matrix [Q, K] of the span's own height, or none."""
+
+    of_span: Sequence[Tensor | None]
+
+    @functools.cached_property
+    def heights(self) -> list[int]:
+        """Zero where a span has none."""
+        return [0 if weight_QK is None else len(weight_QK) for weight_QK in self.of_span]
+
+    @functools.cached_property
+    def stacked_SQK(self) -> Tensor:
+        """As high as the highest, zeros where a span has nothing. Stacked once for all products with it."""
+        some = next(weight_QK for weight_QK in self.of_span if weight_QK is not None)
+        height = max(self.heights)
+        nothing = some.new_zeros(height, some.shape[1])
+        return torch.stack(
+            [nothing if weight is None else F.pad(weight, (0, 0, 0, height - len(weight))) for weight in self.of_span]
+        )
+
+
+def project(x_TK: Tensor, weights: SpanWeights, routing: Routing) -> Tensor:
+    """Each span's rows times its own weight, transposed: [T, highest Q], with zeros where a span has none."""
+    match weights.of_span:
+        case [Tensor() as weight_QK]:
+            return x_TK @ weight_QK.T
     if is_grouped(x_TK):
-        nothing = present[0].new_zeros(x_TK.shape[1], width)
-        stacked_SKN = torch.stack([nothing if weight is None else padded_last(weight, width) for weight in weights])
-        return grouped_mm(x_TK, stacked_SKN, routing.ends)
-    out_TN = x_TK.new_zeros(len(x_TK), width)
-    for span, weight in zip(routing.spans, weights, strict=True):
-        if weight is not None:
-            out_TN[span.rows, : weight.shape[1]] = x_TK[span.rows] @ weight
-    return out_TN
+        return grouped_mm(x_TK, weights.stacked_SQK.transpose(1, 2), routing.ends)
+    out_TQ = x_TK.new_zeros(len(x_TK), max(weights.heights))
+    for span, weight_QK in zip(routing.spans, weights.of_span, strict=True):
+        if weight_QK is not None:
+            out_TQ[span.rows, : len(weight_QK)] = x_TK[span.rows] @ weight_QK.T
+    return out_TQ
 
 
-def outer(
-    y_TN: Tensor,
-    x_TK: Tensor,
-    routing: Routing,
-    *,
-    y_widths: Sequence[int] | None = None,
-    x_widths: Sequence[int] | None = None,
-) -> Tensor:
-    """The product of each span's rows of `y_TN` and `x_TK`: [spans, N, K].
+def add_expanded_(out_TK: Tensor, down_TQ: Tensor, weights: SpanWeights, routing: Routing) -> None:
+    """Adds to `out_TK` each span's rows of `down_TQ` times its own weight."""
+    if len(routing.spans) > 1 and is_grouped(out_TK):
+        from lora_rl.trainer.row_kernels import add_expanded_
 
-    Widths say how many columns of a span's rows are its own; the others are zero.
-    """
+        add_expanded_(out_TK, down_TQ, weights.stacked_SQK, routing.tiles_X3)
+        return
+    parts = zip(out_TK.split(routing.sizes), down_TQ.split(routing.sizes), weights.of_span, strict=True)
+    for out_tK, down_tQ, weight_QK in parts:
+        if weight_QK is not None:
+            out_tK.addmm_(first_columns(down_tQ, len(weight_QK)), weight_QK)
+
+
+def outer(y_TQ: Tensor, x_TK: Tensor, routing: Routing, heights: Sequence[int]) -> Tensor:
+    """The product of each span's rows of `y_TQ`, transposed, and `x_TK`: [spans, Q, K], zeros below its own height."""
     if len(routing.spans) > 1 and is_grouped(x_TK):
-        return grouped_mm(y_TN.T, x_TK, routing.ends)
-    parts = zip(
-        y_TN.split(routing.sizes),
-        x_TK.split(routing.sizes),
-        y_widths or [y_TN.shape[1]] * len(routing.spans),
-        x_widths or [x_TK.shape[1]] * len(routing.spans),
-        strict=True,
-    )
-    out_SNK = x_TK.new_zeros(len(routing.spans), y_TN.shape[1], x_TK.shape[1])
-    for out_NK, (y_tN, x_tK, y_width, x_width) in zip(out_SNK, parts, strict=True):
-        out_NK[:y_width, :x_width] = first_columns(y_tN, y_width).T @ first_columns(x_tK, x_width)
-    return out_SNK
+        return grouped_mm(y_TQ.T, x_TK, routing.ends)
+    parts = zip(y_TQ.split(routing.sizes), x_TK.split(routing.sizes), heights, strict=True)
+    out_SQK = x_TK.new_zeros(len(routing.spans), y_TQ.shape[1], x_TK.shape[1])
+    for out_QK, (y_tQ, x_tK, height) in zip(out_SQK, parts, strict=True):
+        out_QK[:height] = first_columns(y_tQ, height).T @ x_tK
+    return out_SQK
 
 
 def first_columns(values: Tensor, width: int) -> Tensor:

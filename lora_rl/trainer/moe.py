@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from lora_rl.trainer.expert_dispatch import on_all_experts, on_own_experts
-from lora_rl.trainer.lora_rows import Routing, Span
+from lora_rl.trainer.lora_rows import Span
 from lora_rl.trainer.megatron_compat import GPTModel, parallel_state
 from lora_rl.trainer.slot_experts import NO_SLOT, SlotExperts
 
@@ -57,13 +57,13 @@ class SparseMlp(nn.Module):
         self.router = Router(config)
         self.experts = SlotExperts(parallel_state.get_tensor_model_parallel_group())
         self._ep_group: Any = parallel_state.get_expert_model_parallel_group()
-        self.routing: Callable[[], Routing] = Routing
+        self.spans: Callable[[], tuple[Span, ...]] = tuple
         """Gives whose rows the next forward pass has."""
 
     def forward(self, hidden_T1D: Tensor, padding_mask: None = None) -> tuple[Tensor, None]:
         x_TD = hidden_T1D.flatten(0, 1)
         weights_Tk, experts_Tk = self.router(x_TD)
-        slots, place_T = row_slots(self.routing().spans, len(x_TD), x_TD.device)
+        slots, place_T = row_slots(self.spans(), len(x_TD), x_TD.device)
         # Copied before it is sorted: a row's k gradients are then summed in one order, also on CUDA.
         copies_MD = x_TD[:, None].expand(-1, self.router.top_k, -1).flatten(0, 1)
         expert_M, place_M = experts_Tk.flatten(), place_T.repeat_interleave(self.router.top_k)

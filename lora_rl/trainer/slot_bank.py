@@ -35,7 +35,7 @@ class SlotBank:
     def __init__(self, model: FrozenModel):
         """Puts a `SlotLoraLinear` in the place of each linear layer of `model`."""
         self._model = model
-        self._routing = Routing()
+        self._routing = Routing.of((), model.device)
         self._layers: dict[str, SlotLoraLinear] = {}
         self._slots: dict[int, tuple[Lora, list[SlotParameter]]] = {}
         self._experts: dict[str, ExpertLinear] = {}
@@ -44,7 +44,7 @@ class SlotBank:
             # Megatron counts from 1, over all stages.
             index = layer.layer_number - 1
             if model.sparse:
-                layer.mlp.routing = lambda: self._routing
+                layer.mlp.spans = lambda: self._routing.spans
                 self._experts |= {
                     f"model.layers.{index}.{EXPERTS}.{projection}": linear
                     for linear in (layer.mlp.experts.fc1, layer.mlp.experts.fc2)
@@ -134,11 +134,11 @@ class SlotBank:
             # The adapter is all on experts, or on other stages.
             return
         a_blocks = [(weights.a_QK, block) for weights in layers for block in weights.a_blocks]
-        b_blocks = [(weights.b_NQ, block) for weights in layers for block in weights.b_blocks]
+        b_blocks = [(weights.b_QN, block) for weights in layers for block in weights.b_blocks]
         scaled = _foreach_mul([block.master for _, block in b_blocks], lora.scaling)
         _foreach_copy_(
             [into[block.rows, block.columns] for into, block in a_blocks + b_blocks],
-            [block.master for _, block in a_blocks] + list(scaled),
+            [block.master for _, block in a_blocks] + [b_NR.T for b_NR in scaled],
         )
 
     @torch.no_grad()
@@ -149,10 +149,10 @@ class SlotBank:
         """
         gradients: dict[nn.Parameter, Tensor] = {}
         for layer in dict.fromkeys(self._layers.values()):
-            for holders, (a_grad_SQK, b_grad_SNQ) in layer.gradients.take().items():
+            for holders, (a_grad_SQK, b_grad_SQN) in layer.gradients.take().items():
                 scalings = [self._slots[slot][0].scaling if slot in layer.slots else 0.0 for slot in holders]
-                b_grad_SNQ.mul_(on_device(scalings, b_grad_SNQ.device)[:, None, None])
-                for master, gradient in _gradients(layer, holders, a_grad_SQK, b_grad_SNQ):
+                b_grad_SQN.mul_(on_device(scalings, b_grad_SQN.device)[:, None, None])
+                for master, gradient in _gradients(layer, holders, a_grad_SQK, b_grad_SQN):
                     gradients[master] = gradients[master] + gradient if master in gradients else gradient
         for pair in (pair for slot in slots for pair in self._pairs_of(slot)):
             for master, gradient in pair.take_gradients().items():
@@ -179,7 +179,7 @@ class SlotBank:
                 if parameter.value.grad is not None:
                     yield parameter.value.grad
             for weights in self._layers_of(slot):
-                yield from (weights.a_QK, weights.b_NQ)
+                yield from (weights.a_QK, weights.b_QN)
 
     @contextmanager
     def routed(self, spans: tuple[Span, ...]) -> Iterator[None]:
@@ -187,11 +187,11 @@ class SlotBank:
 
         The backward pass belongs inside: recomputed layers look again.
         """
-        self._routing = Routing.of(spans, self._model.device)
+        nobody, self._routing = self._routing, Routing.of(spans, self._model.device)
         try:
             yield
         finally:
-            self._routing = Routing()
+            self._routing = nobody
 
     def share(self, whole: Tensor, split_dim: int | None, *, of_experts: bool = False) -> Tensor:
         """This rank's part of a whole tensor."""
@@ -232,7 +232,7 @@ class SlotBank:
 
 
 def _gradients(
-    layer: SlotLoraLinear, slots: tuple[int, ...], a_grad_SQK: Tensor, b_grad_SNQ: Tensor
+    layer: SlotLoraLinear, slots: tuple[int, ...], a_grad_SQK: Tensor, b_grad_SQN: Tensor
 ) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """Each master of the slots with its gradient."""
     # One copy for all slots that have a B in the same place: slots are many, and a copy each would cost more.
@@ -245,7 +245,7 @@ def _gradients(
         for block in layer.slots[slot].b_blocks:
             place = f"{block.rows} {block.columns}"
             if place not in copies:
-                copies[place] = b_grad_SNQ[:, block.rows, block.columns].contiguous()
+                copies[place] = b_grad_SQN[:, block.rows, block.columns].transpose(1, 2).contiguous()
             yield block.master, copies[place][number]
 
 

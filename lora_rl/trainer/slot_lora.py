@@ -1,9 +1,9 @@
 """LoRA for many adapters (slots) in one packed batch: a frozen layer and, on each slot's rows, that slot's own A and B.
 
 A layer of Megatron's holds P projections of Hugging Face's side by side. Their A's stand one below the other in one
-matrix [Q, K], and their B's in one block-diagonal [N, Q], so that a slot costs two thin products a layer whatever P is;
-with an A that all projections share, Q is the rank and B is full. The float32 parameters are the masters; products use
-copies in the model's type, and leave float32 gradients beside them.
+matrix [Q, K], and their B's, transposed, in one block-diagonal [Q, N], so that a slot costs two thin products a layer
+whatever P is; with an A that all projections share, Q is the rank and B is full. The float32 parameters are the
+masters; products use copies in the model's type, and leave float32 gradients beside them.
 
 Under tensor parallelism a column-parallel base has A whole and B split on its rows, a row-parallel base has A split on
 its columns and B whole; the base's own reduction serves both. A gradient of what is whole is this rank's part of it:
@@ -22,13 +22,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lora_rl.trainer.adapter import Lora
-from lora_rl.trainer.lora_rows import ROW_STEP, Routing, Span, first_columns, outer, project, seeded_generator
+from lora_rl.trainer.lora_rows import (
+    ROW_STEP,
+    Routing,
+    Span,
+    SpanWeights,
+    add_expanded_,
+    outer,
+    project,
+    seeded_generator,
+)
 from lora_rl.trainer.megatron_compat import mappings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Where a master A or B stands in its layer's matrix, this rank's part."""
+    """Where a master A, or a B transposed, stands in its layer's matrix, this rank's part."""
 
     name: str
     """Of its projection; of the fused layer for an A that the layer's projections share."""
@@ -44,23 +53,9 @@ class SlotWeights:
     a_blocks: Sequence[Block]
     b_blocks: Sequence[Block]
     a_QK: Tensor
-    b_NQ: Tensor
-    """Scaled."""
+    b_QN: Tensor
+    """Transposed and scaled."""
     dropout: float
-
-    @property
-    def width(self) -> int:
-        """Q."""
-        return len(self.a_QK)
-
-    # Views made once: with many slots, making them at each product takes as long as the products.
-    @functools.cached_property
-    def a_KQ(self) -> Tensor:
-        return self.a_QK.T
-
-    @functools.cached_property
-    def b_QN(self) -> Tensor:
-        return self.b_NQ.T
 
     @classmethod
     def of(cls, fused: "Fused", lora: Lora, masters: Mapping[str, nn.Parameter], dtype: torch.dtype) -> "SlotWeights":
@@ -76,13 +71,13 @@ class SlotWeights:
                 Block(
                     name=lora.name_of_b(module),
                     master=masters[lora.name_of_b(module)],
-                    rows=fused.rows(module),
-                    columns=rows[lora.name_of_a(module)],
+                    rows=rows[lora.name_of_a(module)],
+                    columns=fused.rows(module),
                 )
                 for module in modules
             ],
             a_QK=first_a.new_zeros(width, first_a.shape[1], dtype=dtype),
-            b_NQ=first_a.new_zeros(sum(fused.widths_P), width, dtype=dtype),
+            b_QN=first_a.new_zeros(width, sum(fused.widths_P), dtype=dtype),
             dropout=lora.dropout,
         )
 
@@ -93,15 +88,15 @@ class GradientStacks:
     def __init__(self) -> None:
         self._stacks: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
-    def add(self, slots: tuple[int, ...], a_grad_SQK: Tensor, b_grad_SNQ: Tensor) -> None:
+    def add(self, slots: tuple[int, ...], a_grad_SQK: Tensor, b_grad_SQN: Tensor) -> None:
         if slots in self._stacks:
-            for stack, gradient in zip(self._stacks[slots], (a_grad_SQK, b_grad_SNQ), strict=True):
+            for stack, gradient in zip(self._stacks[slots], (a_grad_SQK, b_grad_SQN), strict=True):
                 stack.add_(gradient)
         else:
-            self._stacks[slots] = a_grad_SQK.float(), b_grad_SNQ.float()
+            self._stacks[slots] = a_grad_SQK.float(), b_grad_SQN.float()
 
     def take(self) -> dict[tuple[int, ...], tuple[Tensor, Tensor]]:
-        """By slots, the gradients of their A's and of their scaled B's; nothing is left."""
+        """By slots, the gradients of their A's and of their scaled B's transposed; nothing is left."""
         stacks, self._stacks = self._stacks, {}
         return stacks
 
@@ -141,15 +136,15 @@ class SlotLoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         routing = self._routed()
-        weights = [self.slots.get(span.slot) for span in routing.spans]
-        lead = next((slot.a_blocks[0].master for slot in weights if slot is not None), None)
+        slots = [self.slots.get(span.slot) for span in routing.spans]
+        lead = next((slot.a_blocks[0].master for slot in slots if slot is not None), None)
         if lead is None:
             return self.base(x)
         if not self.fused.row_parallel:
             x = mappings.copy_to_tensor_model_parallel_region(x, self.fused.group)
         base: Any = self.base
         share = (self.fused.group.rank(), self.fused.group.size()) if self.fused.row_parallel else (0, 1)
-        lora = _Lora(routing=routing, weights=weights, noise_share=share, gradients=self.gradients)
+        lora = _Lora(routing=routing, slots=slots, noise_share=share, gradients=self.gradients)
         out_TN = _SlotLinear.apply(x.flatten(0, -2), base.weight, base.bias, lead, lora)
         out = out_TN.unflatten(0, x.shape[:-1])
         if self.fused.row_parallel:
@@ -162,16 +157,26 @@ class _Lora:
     """What a forward pass and its backward pass need beside the layer's input."""
 
     routing: Routing
-    weights: Sequence[SlotWeights | None]
+    slots: Sequence[SlotWeights | None]
     """Of each span."""
     noise_share: tuple[int, int]
     gradients: GradientStacks
 
     @functools.cached_property
-    def present(self) -> list[tuple[int, Span, SlotWeights]]:
-        """Spans that have weights, with their number."""
-        numbered = enumerate(zip(self.routing.spans, self.weights, strict=True))
-        return [(number, span, slot) for number, (span, slot) in numbered if slot is not None]
+    def a(self) -> SpanWeights:
+        return SpanWeights(of_span=[slot and slot.a_QK for slot in self.slots])
+
+    @functools.cached_property
+    def b(self) -> SpanWeights:
+        return SpanWeights(of_span=[slot and slot.b_QN for slot in self.slots])
+
+    @functools.cached_property
+    def dropping(self) -> list[tuple[int, Span, SlotWeights]]:
+        """Spans under dropout, with their number."""
+        numbered = enumerate(zip(self.routing.spans, self.slots, strict=True))
+        return [
+            (number, span, slot) for number, (span, slot) in numbered if slot and span.dropout_seed and slot.dropout
+        ]
 
 
 class _SlotLinear(torch.autograd.Function):
@@ -184,12 +189,11 @@ class _SlotLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, lead: Tensor, lora: _Lora) -> Tensor:
         out_TN = F.linear(x_TK, weight_NK, bias_N)
-        down_TQ = project(x_TK, [slot and slot.a_KQ for slot in lora.weights], lora.routing)
-        outs, downs = out_TN.split(lora.routing.sizes), down_TQ.split(lora.routing.sizes)
-        for number, span, slot in lora.present:
-            for block, drop in _dropped(span, slot, lora.noise_share):
-                downs[number][:, block.rows] = drop(x_TK[span.rows]) @ slot.a_QK[block.rows].T
-            outs[number].addmm_(first_columns(downs[number], slot.width), slot.b_QN)
+        down_TQ = project(x_TK, lora.a, lora.routing)
+        for _, span, slot in lora.dropping:
+            for block, drop in _drops(span, slot, lora.noise_share):
+                down_TQ[span.rows, block.rows] = drop(x_TK[span.rows]) @ slot.a_QK[block.rows].T
+        add_expanded_(out_TN, down_TQ, lora.b, lora.routing)
         ctx.save_for_backward(x_TK, weight_NK, down_TQ)
         ctx.lora = lora
         return out_TN
@@ -198,36 +202,32 @@ class _SlotLinear(torch.autograd.Function):
     def backward(ctx: Any, grad_TN: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         x_TK, weight_NK, down_TQ = ctx.saved_tensors
         lora: _Lora = ctx.lora
-        grad_down_TQ = project(grad_TN, [slot and slot.b_NQ for slot in lora.weights], lora.routing)
-        widths = [slot.width if slot else 0 for slot in lora.weights]
-        a_grad_SQK = outer(grad_down_TQ, x_TK, lora.routing, y_widths=widths)
+        grad_down_TQ = project(grad_TN, lora.b, lora.routing)
+        a_grad_SQK = outer(grad_down_TQ, x_TK, lora.routing, lora.a.heights)
+        b_grad_SQN = outer(down_TQ, grad_TN, lora.routing, lora.b.heights)
         grad_x_TK = grad_TN @ weight_NK if ctx.needs_input_grad[0] else None
-        grad_downs = grad_down_TQ.split(lora.routing.sizes)
-        grad_xs = () if grad_x_TK is None else grad_x_TK.split(lora.routing.sizes)
-        for number, span, slot in lora.present:
-            grad_down_tQ = first_columns(grad_downs[number], slot.width)
-            dropped = _dropped(span, slot, lora.noise_share)
-            for block, drop in dropped:
-                a_grad_SQK[number, block.rows] = grad_down_tQ[:, block.rows].T @ drop(x_TK[span.rows])
-                if grad_xs:
-                    grad_xs[number].add_(drop(grad_down_tQ[:, block.rows] @ slot.a_QK[block.rows]))
-            if grad_xs and not dropped:
-                grad_xs[number].addmm_(grad_down_tQ, slot.a_QK)
-        slots = tuple(span.slot for span in lora.routing.spans)
-        lora.gradients.add(slots, a_grad_SQK, outer(grad_TN, down_TQ, lora.routing, x_widths=widths))
+        a = list(lora.a.of_span)
+        for number, span, slot in lora.dropping:
+            a[number] = None
+            for block, drop in _drops(span, slot, lora.noise_share):
+                grad_down_tR = grad_down_TQ[span.rows, block.rows]
+                a_grad_SQK[number, block.rows] = grad_down_tR.T @ drop(x_TK[span.rows])
+                if grad_x_TK is not None:
+                    grad_x_TK[span.rows] += drop(grad_down_tR @ slot.a_QK[block.rows])
+        if grad_x_TK is not None:
+            add_expanded_(grad_x_TK, grad_down_TQ, SpanWeights(of_span=a) if lora.dropping else lora.a, lora.routing)
+        lora.gradients.add(tuple(span.slot for span in lora.routing.spans), a_grad_SQK, b_grad_SQN)
         return grad_x_TK, None, None, None, None
 
 
-def _dropped(
+def _drops(
     span: Span, slot: SlotWeights, noise_share: tuple[int, int]
 ) -> list[tuple[Block, Callable[[Tensor], Tensor]]]:
-    """Each A under dropout, and what drops its inputs: a mask of its own, as in PEFT. None without dropout.
+    """Each A with what drops its inputs: a mask of its own, as in PEFT.
 
     Masks follow from the seed and the name alone: the same under any tensor parallelism, and when computed again. The
     seed is of the span in its micro-batch, so masks change with the packing.
     """
-    if span.dropout_seed is None or slot.dropout == 0:
-        return []
     place, num_shares = noise_share
 
     def dropping(name: str) -> Callable[[Tensor], Tensor]:

@@ -1,48 +1,75 @@
 import torch
 
 from lora_rl.trainer import lora_rows
-from lora_rl.trainer.lora_rows import Routing, Span, outer, project, seeded_generator
+from lora_rl.trainer.lora_rows import Routing, Span, SpanWeights, add_expanded_, outer, project, seeded_generator
 from tests.tolerances import FORMULA
 
 SPANS = (Span(slot=0, start=0, stop=3), Span(slot=2, start=3, stop=4), Span(slot=5, start=4, stop=9))
-ROUTING = Routing(spans=SPANS)
-WIDTHS = (2, 4, 3)
+ROUTING = Routing.of(SPANS, torch.device("cpu"))
+HEIGHTS = (2, 4, 3)
 
 
 def _draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_each_span_is_projected_by_its_own_weight_and_width():
-    x_TK, weights = _draw(9, 6), [_draw(6, width, seed=width) for width in WIDTHS]
-    out_TN = project(x_TK, weights, ROUTING)
-    assert out_TN.shape == (9, 4)
-    for span, weight, width in zip(SPANS, weights, WIDTHS, strict=True):
-        assert (out_TN[span.rows, :width] - x_TK[span.rows] @ weight).abs().max() < FORMULA * 10
-        assert not out_TN[span.rows, width:].any()
+def _weights(width: int, heights: tuple[int | None, ...] = HEIGHTS) -> SpanWeights:
+    return SpanWeights(of_span=[height and _draw(height, width, seed=height) for height in heights])
 
 
-def test_a_span_without_weight_gets_zeros():
-    out_TN = project(_draw(9, 6), [_draw(6, 2), None, _draw(6, 2)], ROUTING)
-    assert not out_TN[3:4].any()
-    assert out_TN[4:].all()
+def test_each_span_is_projected_by_its_own_weight_and_height():
+    x_TK, weights = _draw(9, 6), _weights(6)
+    out_TQ = project(x_TK, weights, ROUTING)
+    assert out_TQ.shape == (9, 4)
+    for span, weight_QK, height in zip(SPANS, weights.of_span, HEIGHTS, strict=True):
+        assert (out_TQ[span.rows, :height] - x_TK[span.rows] @ weight_QK.T).abs().max() < FORMULA * 10
+        assert not out_TQ[span.rows, height:].any()
 
 
-def test_the_outer_product_takes_each_span_s_own_rows():
-    y_TN, x_TK = _draw(9, 4), _draw(9, 6, seed=1)
-    for span, product_NK in zip(SPANS, outer(y_TN, x_TK, ROUTING), strict=True):
-        assert (product_NK - y_TN[span.rows].T @ x_TK[span.rows]).abs().max() < FORMULA * 10
+def test_a_span_without_weight_is_projected_to_zeros_and_expanded_by_nothing():
+    weights = _weights(6, (2, None, 2))
+    out_TQ = project(_draw(9, 6), weights, ROUTING)
+    assert not out_TQ[3:4].any()
+    assert out_TQ[4:].all()
+    before_TK = _draw(9, 6)
+    after_TK = before_TK.clone()
+    add_expanded_(after_TK, _draw(9, 2), weights, ROUTING)
+    assert ((after_TK != before_TK).all(1).nonzero().flatten() == torch.tensor([0, 1, 2, 4, 5, 6, 7, 8])).all()
+
+
+def test_each_span_is_expanded_by_its_own_weight_and_added():
+    down_TQ, before_TK, weights = _draw(9, 4), _draw(9, 6, seed=1), _weights(6)
+    after_TK = before_TK.clone()
+    add_expanded_(after_TK, down_TQ, weights, ROUTING)
+    for span, weight_QK, height in zip(SPANS, weights.of_span, HEIGHTS, strict=True):
+        added_tK = down_TQ[span.rows, :height] @ weight_QK
+        assert (after_TK[span.rows] - before_TK[span.rows] - added_tK).abs().max() < FORMULA * 10
+
+
+def test_the_outer_product_takes_each_span_s_own_rows_and_height():
+    y_TQ, x_TK = _draw(9, 4), _draw(9, 6, seed=1)
+    for span, product_QK, height in zip(SPANS, outer(y_TQ, x_TK, ROUTING, HEIGHTS), HEIGHTS, strict=True):
+        assert (product_QK[:height] - y_TQ[span.rows, :height].T @ x_TK[span.rows]).abs().max() < FORMULA * 10
+        assert not product_QK[height:].any()
 
 
 def test_grouped_products_are_those_span_by_span(monkeypatch):
-    x_TK, weights = _draw(9, 16).bfloat16(), [_draw(16, 8 * width, seed=width).bfloat16() for width in WIDTHS]
-    weights[1] = None
-    y_TN, routing = _draw(9, 8, seed=1).bfloat16(), Routing.of(SPANS, torch.device("cpu"))
-    plain = project(x_TK, weights, routing), outer(y_TN, x_TK, routing)
+    x_TK, weights = _draw(9, 16).bfloat16(), _weights(16, (16, None, 32))
+    weights = SpanWeights(
+        of_span=[weight_QK if weight_QK is None else weight_QK.bfloat16() for weight_QK in weights.of_span]
+    )
+    y_TQ, heights = _draw(9, 32, seed=1).bfloat16(), (32, 32, 32)
+    plain = project(x_TK, weights, ROUTING), outer(y_TQ, x_TK, ROUTING, heights)
     monkeypatch.setattr(lora_rows, "is_grouped", lambda x: True)
-    grouped = project(x_TK, weights, routing), outer(y_TN, x_TK, routing)
+    grouped = project(x_TK, weights, ROUTING), outer(y_TQ, x_TK, ROUTING, heights)
     for ours, theirs in zip(grouped, plain, strict=True):
         assert (ours - theirs).abs().max() <= 2**-7 * theirs.abs().max()
+
+
+def test_tiles_cover_the_rows_of_each_span_once():
+    spans = (Span(slot=3, start=0, stop=300), Span(slot=4, start=300, stop=301))
+    tiles = Routing.of(spans, torch.device("cpu")).tiles_X3.tolist()
+    assert tiles == [[0, 0, 128], [0, 128, 256], [0, 256, 300], [1, 300, 301]]
 
 
 def test_a_seeded_stream_follows_from_its_text():
