@@ -79,8 +79,17 @@ def test_recompute_is_the_same_where_experts_are_shared(workplace):
     assert _gap(split["gradients"], one["gradients"]) < PARITY
 
 
-@pytest.mark.parametrize("targets", ["*.layers.1.mlp.experts.*", "*.layers.0.mlp.experts.*", "self_attn.*"])
-def test_an_adapter_of_a_part_trains_where_experts_are_shared(workplace, targets):
-    options = {"adapter": {"target_modules": [targets]}, "steps": workplace.batches[:1]}
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        {"target_modules": ["*.layers.1.mlp.experts.*"]},
+        {"target_modules": ["*.layers.0.mlp.experts.*"]},
+        {"target_modules": ["self_attn.*"]},
+        {"type": "lora"},
+    ],
+    ids=["second layer", "first layer", "attention", "shared A"],
+)
+def test_any_adapter_trains_where_experts_are_shared(workplace, adapter):
+    options = {"adapter": adapter, "steps": workplace.batches[:1]}
     one, split = _train(workplace, **options), _train(workplace, dp=2, ep=2, **options)
     assert _gap(split["gradients"], one["gradients"]) < PARITY
