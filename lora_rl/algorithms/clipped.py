@@ -22,13 +22,22 @@ def clipped_loss(
     `dual_clip` c > 1 bounds the loss of a negative advantage by -c A. Gradient flows through `logp_T` alone, and not
     where the clip acts.
     """
-    ratio_T = log_ratio(logp_T, logp_old_T.detach()).exp()
+    token = clipped_surrogate(
+        log_ratio(logp_T, logp_old_T.detach()).exp(), advantage_T, eps_low=eps_low, eps_high=eps_high
+    )
+    if dual_clip is None:
+        return token
+    beyond_T = (advantage_T < 0) & (token.ratio_T > dual_clip)
+    return TokenLoss(
+        loss_T=torch.where(beyond_T, -dual_clip * advantage_T, token.loss_T),
+        clipped_T=token.clipped_T | beyond_T,
+        ratio_T=token.ratio_T,
+    )
+
+
+def clipped_surrogate(ratio_T: Tensor, advantage_T: Tensor, *, eps_low: float, eps_high: float) -> TokenLoss:
+    """-min(r A, clip(r, 1 - eps_low, 1 + eps_high) A) for each token [T], of any ratio r."""
     loss_T = -torch.minimum(ratio_T * advantage_T, ratio_T.clamp(1 - eps_low, 1 + eps_high) * advantage_T)
     too_high_T = (advantage_T > 0) & (ratio_T > 1 + eps_high)
     too_low_T = (advantage_T < 0) & (ratio_T < 1 - eps_low)
-    clipped_T = too_high_T | too_low_T
-    if dual_clip is not None:
-        beyond_T = (advantage_T < 0) & (ratio_T > dual_clip)
-        loss_T = torch.where(beyond_T, -dual_clip * advantage_T, loss_T)
-        clipped_T = clipped_T | beyond_T
-    return TokenLoss(loss_T=loss_T, clipped_T=clipped_T, ratio_T=ratio_T.detach())
+    return TokenLoss(loss_T=loss_T, clipped_T=too_high_T | too_low_T, ratio_T=ratio_T.detach())

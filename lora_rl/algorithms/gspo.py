@@ -1,8 +1,8 @@
 """Group sequence policy optimization (arXiv:2507.18071, equations 5 and 7): one ratio for a whole answer."""
 
-import torch
 from torch import Tensor
 
+from lora_rl.algorithms.clipped import clipped_surrogate
 from lora_rl.algorithms.ratio import log_ratio, sample_sums
 from lora_rl.algorithms.types import TokenLoss
 
@@ -25,7 +25,4 @@ def gspo_loss(
     """
     log_ratio_T = log_ratio(logp_T, logp_old_T.detach())
     ratio_T = (sample_sums(log_ratio_T, sample_T) / sample_T.bincount()).exp()[sample_T]
-    loss_T = -torch.minimum(ratio_T * advantage_T, ratio_T.clamp(1 - eps_low, 1 + eps_high) * advantage_T)
-    too_high_T = (advantage_T > 0) & (ratio_T > 1 + eps_high)
-    too_low_T = (advantage_T < 0) & (ratio_T < 1 - eps_low)
-    return TokenLoss(loss_T=loss_T, clipped_T=too_high_T | too_low_T, ratio_T=ratio_T.detach())
+    return clipped_surrogate(ratio_T, advantage_T, eps_low=eps_low, eps_high=eps_high)

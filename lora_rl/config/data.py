@@ -7,12 +7,8 @@ from pydantic import Field
 from lora_rl.config.base import Section
 
 
-class FileData(Section):
-    """Rows of a JSONL or Parquet file."""
-
-    type: Literal["file"] = "file"
-    uri: str = Field(min_length=1)
-    """Path or fsspec URI of a `.jsonl` or `.parquet` file."""
+class TableData(Section):
+    """Rows of a table with named columns, wherever it is."""
 
     input_key: str = "prompt"
     """Column with the prompt: a text, or a list of chat messages."""
@@ -30,7 +26,15 @@ class FileData(Section):
     """Shuffle once an epoch, by the run's seed."""
 
 
-class HubData(Section):
+class FileData(TableData):
+    """Rows of a JSONL or Parquet file."""
+
+    type: Literal["file"] = "file"
+    uri: str = Field(min_length=1)
+    """Path or fsspec URI of a `.jsonl` or `.parquet` file."""
+
+
+class HubData(TableData):
     """A Hugging Face dataset, by hub name or local path."""
 
     type: Literal["hf"] = "hf"
@@ -42,21 +46,6 @@ class HubData(Section):
 
     split: str = "train"
     """Split to read."""
-
-    input_key: str = "prompt"
-    """Column with the prompt: a text, or a list of chat messages."""
-
-    label_key: str | None = "answer"
-    """Column with the reference answer that the reward compares with; null where the reward needs none."""
-
-    metadata_key: str | None = None
-    """Column with a JSON object handed to the reward; null for none."""
-
-    system_prompt: str | None = None
-    """System message put first; messages that begin with one of their own keep it."""
-
-    shuffle: bool = True
-    """Shuffle once an epoch, by the run's seed."""
 
 
 class ReasoningGymData(Section):

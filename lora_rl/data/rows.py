@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lora_rl.config.data import DataConfig, FileData, HubData, ReasoningGymData
+from lora_rl.config.data import DataConfig, FileData, HubData, ReasoningGymData, TableData
 from lora_rl.data.files import read_records
 from lora_rl.data.hub import load_hub_records
 from lora_rl.data.procedural import create_tasks
@@ -54,7 +54,7 @@ def open_rows(config: DataConfig, *, seed: int) -> Rows:
 class TableRows:
     """Rows of a table with named columns."""
 
-    def __init__(self, records: Sequence[Mapping[str, Any]], config: FileData | HubData, *, source: str) -> None:
+    def __init__(self, records: Sequence[Mapping[str, Any]], config: TableData, *, source: str) -> None:
         if not len(records):
             raise DataError(f"data: {source} is empty; give data with at least one row")
         self._records, self._config, self._source = records, config, source

@@ -5,6 +5,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 def build_directory(path: Path, fill: Callable[[Path], None]) -> None:
     """Run `fill` on an empty directory beside `path`, then rename it to `path`.
@@ -26,3 +28,13 @@ def build_directory(path: Path, fill: Callable[[Path], None]) -> None:
             if not path.is_dir():
                 raise
             shutil.rmtree(whole)
+
+
+def save_model(path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write both in Hugging Face format to a directory, as `build_directory` does."""
+
+    def fill(directory: Path) -> None:
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+
+    build_directory(path, fill)

