@@ -1,4 +1,5 @@
-"""Two real engines on the CPU: every one serves what is published, and one that dies is started again alone."""
+"""Two real engines on the CPU: every one serves what is published, answers its share of a rollout, and is started again
+alone where it dies."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,28 +9,39 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
+import torch
 from prefect.logging import disable_run_logger
 
-from lora_rl.cluster import roles
-from lora_rl.cluster.actors import ActorGroup
+from lora_rl.cluster.actors import ActorGroup, find_actor, standing_names
 from lora_rl.cluster.calls import call
 from lora_rl.cluster.connect import connect, disconnect
+from lora_rl.cluster.hosted import RemoteEngine
 from lora_rl.config import RunConfig, StoreConfig, load_config
-from lora_rl.engine import PublishOutcome
+from lora_rl.data.samples_io import read_samples
+from lora_rl.data.types import Sample
+from lora_rl.engine import GenerateRequest, PublishOutcome
 from lora_rl.errors import EngineError
 from lora_rl.models import resolve_model
+from lora_rl.rollout.actor import RolloutActor
+from lora_rl.store import open_store
 from tasks.hot_load import serve
-from tests.peft_adapters import PeftExporter
+from tests.peft_adapters import PeftExporter, next_logp
+from tests.tolerances import PARITY
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def cluster(cluster_environment: dict[str, str]) -> Iterator[None]:
+    """Engines stand from one test to the next."""
     connect(cluster_environment["RAY_ADDRESS"])
     yield
+    for name in standing_names("engine"):
+        if (handle := find_actor(name)) is not None:
+            ray.kill(handle)
     disconnect()
 
 
@@ -40,6 +52,11 @@ class At:
     config: RunConfig
     model_path: Path
     store: StoreConfig
+
+
+def two_replicas(folder: Path) -> Any:
+    config = load_config(ROOT / "examples" / "tiny.yaml", ["engine.replicas=2", f"store.uri=file://{folder}"])
+    return At(config, resolve_model(config.model.name), config.store)
 
 
 async def serving(engines: ActorGroup) -> list[list[str]]:
@@ -56,8 +73,7 @@ def vllm_processes() -> dict[int, psutil.Process]:
 
 
 async def test_two_replicas_serve_what_is_published_and_a_dead_one_starts_again_alone(tmp_path: Path) -> None:
-    config = load_config(ROOT / "examples" / "tiny.yaml", ["engine.replicas=2", f"store.uri=file://{tmp_path}"])
-    at: Any = At(config, resolve_model(config.model.name), config.store)
+    at = two_replicas(tmp_path)
     exporter = PeftExporter(at.model_path, at.store)
     with disable_run_logger():
         engines, replies = await serve(at, exporter.export("a", 1))
@@ -79,4 +95,51 @@ async def test_two_replicas_serve_what_is_published_and_a_dead_one_starts_again_
         assert after[victim] != before[victim]
         assert [reply.version for reply in replies] == ["a@3", "a@3"]
         assert sorted(await serving(engines)) == [["a@1", "a@3"], ["a@3"]]
-        (await roles.engines(at.config, at.model_path)).kill()
+
+
+class Watched(RemoteEngine):
+    """Notes the ids of the samples that it is asked for."""
+
+    asked: list[str]
+
+    async def generate(self, *, requests: list[GenerateRequest], **arguments: Any) -> Any:
+        self.asked = [request.id for request in requests]
+        return await super().generate(requests=requests, **arguments)
+
+
+def largest_gap(sample: Sample, model: Any, temperature: float) -> float:
+    """Between the engine's log-probabilities of a sample and the model's."""
+    logp_TV = next_logp(model, sample.prompt_tokens + sample.response_tokens, temperature=temperature)
+    predicting = logp_TV[len(sample.prompt_tokens) - 1 : -1]
+    expected = predicting.gather(1, torch.tensor(sample.response_tokens)[:, None])[:, 0]
+    return (torch.tensor(sample.logp_rollout) - expected).abs().max().item()
+
+
+async def test_each_replica_draws_its_share_under_what_was_published_last(tmp_path: Path) -> None:
+    at = two_replicas(tmp_path)
+    exporter = PeftExporter(at.model_path, at.store)
+    rollouter = RolloutActor(model_path=str(at.model_path))
+    for version in (11, 12):
+        adapter = exporter.export("b", version, seed=version)
+        with disable_run_logger():
+            engines, replies = await serve(at, adapter)
+        assert [reply.version for reply in replies] == [adapter.label] * 2
+        watched = [Watched(handle, 60) for handle in engines.handles]
+        reply = await rollouter.rollout(
+            engines=watched,
+            store=at.store,
+            data=at.config.data,
+            sampling=at.config.sampling,
+            seed=0,
+            position=0,
+            adapter=adapter,
+            reward=at.config.reward,
+            dynamic_sampling=None,
+            batch_id=adapter.label,
+        )
+        samples = read_samples(open_store(at.store).get_blob(reply.samples))
+        assert len(samples) == 16
+        assert watched[0].asked + watched[1].asked == [sample.id for sample in samples]
+        assert len(watched[0].asked) == len(watched[1].asked) == 8
+        model = exporter.model(seed=version)
+        assert max(largest_gap(sample, model, at.config.sampling.temperature) for sample in samples) < 5 * PARITY
