@@ -124,7 +124,7 @@ async def test_each_replica_draws_its_share_under_what_was_published_last(tmp_pa
         with disable_run_logger():
             engines, replies = await serve(at, adapter)
         assert [reply.version for reply in replies] == [adapter.label] * 2
-        watched = [Watched(handle, 60) for handle in engines.handles]
+        watched = [Watched(handle, 240) for handle in engines.handles]
         reply = await rollouter.rollout(
             engines=watched,
             store=at.store,
