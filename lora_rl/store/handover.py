@@ -1,9 +1,9 @@
 """Adapters in memory that the processes of one host share: from trainer to engines, not by way of the store.
 
 A hand-over is a PEFT directory in the engines' dtype. It is a cache: an engine that finds none, or other bytes than
-were handed over, reads the store. An exporting process overwrites two directories of each adapter in turn: it holds
-two versions of every adapter that it has exported until it ends, and their pages are made once. What dead processes
-left is removed by the next one that exports, and by `lora-rl up` and `down`.
+were handed over, reads the store. An exporting process overwrites two directories of each adapter in turn, so their
+pages are made once, and frees those of adapters that it no longer has in a slot before it hands over another. What dead
+processes left is removed by the next one that exports, and by `lora-rl up` and `down`.
 """
 
 import json
@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -65,6 +66,13 @@ def ring_directory(adapter: str, version: int) -> Path:
     directory.mkdir(exist_ok=True)
     (directory / NOTE).unlink(missing_ok=True)
     return directory
+
+
+def keep_only(adapters: Collection[str]) -> None:
+    """Frees the memory of this process's hand-overs of all other adapters."""
+    for directory in shared_folder().glob(f"{os.getpid()}-*"):
+        if directory.name.partition("-")[2].rpartition("-")[0] not in adapters:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def remove_orphans() -> None:

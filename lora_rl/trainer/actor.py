@@ -20,7 +20,7 @@ from lora_rl.config import AdapterConfig, AlgorithmConfig, SamplingConfig, Store
 from lora_rl.data.samples_io import read_samples
 from lora_rl.errors import ConfigError, TrainerError
 from lora_rl.store import AdapterRef, ArtifactStore, BlobRef, canonical_json, open_store
-from lora_rl.store.handover import Handover, announce
+from lora_rl.store.handover import Handover, announce, keep_only
 from lora_rl.trainer.batches import Trainable, trainable
 from lora_rl.trainer.hand_over import hand_over
 from lora_rl.trainer.learner import Job, Learner
@@ -204,6 +204,7 @@ class TrainerActor:
             config = peft_config(tenant.lora, adapter, num_layers=model.num_layers, base_model_name=base_model_name)
             tensors = peft_tensors(tenant.lora, adapter, weights)
             try:
+                keep_only(self._table.names)
                 return hand_over(adapter.name, version, tensors, config, dtype=model.dtype)
             except OSError as error:
                 logger.warning("%s@%d: not handed over in memory: %s", adapter.name, version, error)

@@ -44,6 +44,11 @@ class SlotTable:
         self._tenants: dict[str, Tenant] = {}
         """Least recently used first."""
 
+    @property
+    def names(self) -> list[str]:
+        """Adapters in the slots."""
+        return list(self._tenants)
+
     def find(self, name: str) -> Tenant | None:
         """The adapter's slot, now the one used last."""
         tenant = self._tenants.pop(name, None)

@@ -71,6 +71,15 @@ def test_what_a_dead_process_left_is_removed_and_what_a_living_one_has_stays(fol
     assert mine.exists()
 
 
+def test_an_exporter_keeps_the_adapters_that_it_is_told_to(folder: Path) -> None:
+    dropped = [ring_directory("a", 0), ring_directory("a", 1), ring_directory("a-b-0", 0)]
+    kept = [ring_directory("a-b", 1), ring_directory("c", 0), folder / f"{os.getppid()}-a-0"]
+    kept[-1].mkdir()
+    handover.keep_only(["a-b", "c"])
+    assert not any(directory.exists() for directory in dropped)
+    assert all(directory.exists() for directory in kept)
+
+
 def test_the_digest_is_of_every_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "CHUNK", 4)
     digests = {seal(written(1, weights)).digest for weights in (b"aaaabbbbcc", b"aaaabbbbcd", b"bbbbaaaacc", b"aaaa")}

@@ -44,9 +44,9 @@ class Run:
             store=self.config, adapter=adapter, state=state, version=version, base_model_name="base"
         )
 
-    def hand_over(self, state, version: int = 1):
+    def hand_over(self, state, version: int = 1, adapter: AdapterConfig = ADAPTER):
         return self.trainer.hand_over(
-            store=self.config, adapter=ADAPTER, state=state, version=version, base_model_name="base"
+            store=self.config, adapter=adapter, state=state, version=version, base_model_name="base"
         )
 
     def state(self, ref):

@@ -1,6 +1,7 @@
 """From trained states to PEFT adapters, in the store and in memory, and back."""
 
 import json
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -31,6 +32,17 @@ def test_what_is_handed_over_is_what_is_exported(run, tmp_path, monkeypatch):
     # the next version's hand-over leaves this one where it is
     other = run.hand_over(run.step(state, run.samples(seed=1)).state, version=2)
     assert handover.find(reply.adapter) == handed != other
+
+
+def test_memory_is_held_for_the_adapters_in_slots_alone(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(handover, "shared_folder", lambda: tmp_path / "shared")
+    (tmp_path / "shared").mkdir()
+    for name in "abc":
+        adapter = ADAPTER.model_copy(update={"name": name})
+        handed = [run.hand_over(run.new(adapter), version, adapter) for version in (1, 2)]
+        assert all(Path(hand.directory).exists() for hand in handed)
+    held = {directory.name.split("-")[1] for directory in (tmp_path / "shared").iterdir()}
+    assert held == {"b", "c"}
 
 
 def test_an_export_needs_no_shared_memory(run, tmp_path, monkeypatch):
