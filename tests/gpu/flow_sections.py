@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import psutil
+
 from lora_rl.cluster import workstation
 from lora_rl.cluster.processes import free_port
 from lora_rl.cluster.token import token_environment
@@ -14,9 +16,10 @@ from lora_rl.store import STEPS, RunRecords, open_store
 from tests.gpu.findings import Findings
 from tests.gpu.scale import Scale
 from tests.resume.conftest import ROOT
+from tests.resume.driver import HOSTS
 
 RUN, ITERATIONS, KILLED_IN = "check", 3, 1
-DRIVER_DEADLINE_S = 180.0
+DRIVER_DEADLINE_S = 150.0
 QUICKSTART_ON_A_GPU = (
     "placement.mode=colocated",
     "engine.gpu_memory_utilization=0.2",
@@ -45,13 +48,22 @@ def flow(found: Findings, scale: Scale) -> None:
         killed = _drive(store, environment, "driver", "after", "train_step", str(KILLED_IN))
         found.equal("the driver's end", killed[0], -signal.SIGKILL)
         found.note("seconds to the kill", killed[1])
+        actors = _actors(station)
         resumed = _drive(store, environment)
         found.equal("the resumed driver's end", resumed[0], 0)
         found.note("seconds from the resume to the end", resumed[1])
+        found.equal("actors that the resumed driver found", _actors(station) & actors, actors)
     finally:
         workstation.down()
     for it in range(ITERATIONS):
         _iteration(found, records, it)
+
+
+def _actors(station: workstation.Workstation) -> set[tuple[str, int]]:
+    """The standing actors: their names and processes."""
+    ray = next(server for server in station.servers if server.name == "ray")
+    processes = psutil.Process(ray.pid).children(recursive=True)
+    return {(host, each.pid) for each in processes for host in HOSTS.values() if each.name().startswith(host)}
 
 
 def _drive(store: str, environment: dict[str, str], *fate: str) -> tuple[int, float]:

@@ -7,21 +7,20 @@ from pathlib import Path
 
 from lora_rl.home import home
 from lora_rl.models import resolve_model
-from lora_rl.models.tiny import make_tiny_llama, make_tiny_qwen2, make_tiny_qwen3
+from lora_rl.models.tiny import make_tiny_llama, make_tiny_qwen2, make_tiny_qwen3, make_tiny_qwen3_moe
 
 FAMILIES: dict[str, Callable[[Path], Path]] = {
     "qwen3": make_tiny_qwen3,
     "qwen2": make_tiny_qwen2,
     "llama": make_tiny_llama,
+    "qwen3_moe": make_tiny_qwen3_moe,
 }
+DENSE = ("qwen3", "qwen2", "llama")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
     tiny: bool
-    out: Path
-    """Where pictures and tables go."""
-    learning_minutes: float
 
     @property
     def model_name(self) -> str:

@@ -15,10 +15,13 @@ from lora_rl.trainer.attention import Ask, BucketedLayout, VarlenLayout
 from lora_rl.trainer.model import DTYPES
 from tests.builders import make_training_samples
 from tests.gpu.bench_trainer import UNCLIPPED, BenchTrainer, Stepped, relative_gap
+from tests.gpu.expert_section import experts
 from tests.gpu.findings import Findings
-from tests.gpu.scale import FAMILIES, Scale
+from tests.gpu.scale import DENSE, Scale
 from tests.oracle import grpo_loss, lora_parameters, response_logp
 from tests.peft_adapters import PeftExporter
+
+__all__ = ["experts", "joint", "parity", "recompute"]
 
 LOGP_LIMIT, GRADIENT_LIMIT = 1e-5, 1e-4
 """In float32: of the mean |logp trainer - logp transformers|; of the largest difference over the largest gradient."""
@@ -33,7 +36,7 @@ RANKS = (3, 4, 8, 16)
 
 def parity(found: Findings, scale: Scale) -> None:
     """Log-probabilities and gradients of an adapter, against transformers and PEFT."""
-    for family in FAMILIES:
+    for family in DENSE:
         for dtype in ("float32", "bfloat16"):
             _against_transformers(found, scale, scale.family(family), f"{family}, {dtype}", dtype, effect=0.1)
     if not scale.tiny:

@@ -17,8 +17,7 @@ def run(tmp_path: Path):
 
     def run(*sections: str, deadline_s: float = 60.0) -> list[list[str]]:
         part = Part("tests.unit.gpu.sections", sections, deadline_s)
-        arguments = argparse.Namespace(tiny=True, learning_minutes=1.0, out=tmp_path)
-        run_part(part, sections, arguments, report, io.StringIO())
+        run_part(part, argparse.Namespace(tiny=True, out=tmp_path), report, io.StringIO())
         return [finding.row() for finding in report.findings]
 
     return run
