@@ -71,7 +71,8 @@ async def publish(
     handed_over = exporter.hand_over("bench", state, number)
     stages = {"export": time.perf_counter() - began}
     exporting = asyncio.create_task(asyncio.to_thread(exporter.export, "bench", state, number, store, handed_over))
-    await engine.stage(label=f"bench@{number}", handover=handed_over)
+    assert handed_over is not None
+    await engine.stage(label=f"bench@{number}", directory=handed_over)
     adapter = await exporting
     stages["store"] = time.perf_counter() - began - stages["export"]
     published = time.perf_counter()

@@ -16,7 +16,6 @@ from lora_rl.models import resolve_model
 from lora_rl.models.build import build_directory
 from lora_rl.models.tiny import make_tokenizer
 from lora_rl.store import AdapterRef, BlobRef
-from lora_rl.store.handover import Handover
 from lora_rl.trainer.actor import TrainerActor
 
 TOKENIZER_VOCABULARY = 512
@@ -79,7 +78,7 @@ class Exporter:
         self._trainer.load_state(store=self._store, adapter=adapter, state=state)
         return state
 
-    def hand_over(self, name: str, state: BlobRef, version: int) -> Handover:
+    def hand_over(self, name: str, state: BlobRef, version: int) -> str | None:
         """The state in memory that an engine can load from."""
         return self._trainer.hand_over(
             store=self._store,
@@ -90,7 +89,7 @@ class Exporter:
         )
 
     def export(
-        self, name: str, state: BlobRef, version: int, store: StoreConfig, handed_over: Handover | None = None
+        self, name: str, state: BlobRef, version: int, store: StoreConfig, handed_over: str | None = None
     ) -> AdapterRef:
         """The exported state, in `store`."""
         return self._trainer.export_adapter(

@@ -12,7 +12,6 @@ from lora_rl.cluster.calls import call
 from lora_rl.engine import PublishReply
 from lora_rl.errors import LoraRlError
 from lora_rl.store import AdapterRef, StepRecord
-from lora_rl.store.handover import Handover
 from lora_rl.tracking import publish_metrics
 from tasks.context import START, Iteration, Start
 from tasks.step import StepResult, logs_of, run_step, step
@@ -43,7 +42,7 @@ async def serve(at: Iteration, adapter: AdapterRef) -> tuple[ActorGroup, list[Pu
     return engines, [reply for reply in replies if isinstance(reply, PublishReply)]
 
 
-async def stage(at: Start, label: str, handed_over: Handover | None) -> None:
+async def stage(at: Start, label: str, handed_over: str | None) -> None:
     """Engines beside the trainer load what it hands over, and do not serve it yet. None is nothing to load.
 
     It saves time and nothing depends on it, so a failure is only logged: `hot_load` will meet it again.
@@ -56,7 +55,7 @@ async def stage(at: Start, label: str, handed_over: Handover | None) -> None:
             engines = await roles.engines(at.config, at.model_path)
             await asyncio.gather(
                 *(
-                    call(engine.stage, deadline_s=deadline_s, label=label, handover=handed_over)
+                    call(engine.stage, deadline_s=deadline_s, label=label, directory=handed_over)
                     for engine in engines.handles
                 )
             )

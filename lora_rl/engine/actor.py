@@ -17,7 +17,7 @@ from lora_rl.engine.probe import ProbeResult
 from lora_rl.engine.types import Completion, GenerateRequest, Probe, PublishOutcome, PublishReply
 from lora_rl.engine.versions import Version, VersionRegistry
 from lora_rl.errors import EngineDied, EngineError
-from lora_rl.store.handover import Handover, verify
+from lora_rl.store.handover import digest_of
 from lora_rl.store.refs import AdapterRef
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ logger = logging.getLogger("lora_rl.engine")
 class Staged:
     """An adapter that is loaded and does not serve."""
 
-    handover: str
-    """Digest of the hand-over that it is."""
+    digest: str
+    """Of the directory that it was loaded from."""
     lora_id: int
     seconds: dict[str, float]
 
@@ -118,24 +118,29 @@ class EngineActor:
             self._versions.release(lease)
             await self._unload_unneeded(server)
 
-    async def stage(self, *, label: str, handover: Handover) -> str:
+    async def stage(self, *, label: str, directory: str) -> str:
         """Loads what the trainer hands over as `label`, before it is exported; it serves only when it is published.
 
-        One adapter at a time is staged. Returns `staged`, or `elsewhere` where the trainer is on another host. Raises
-        DigestMismatch, EngineError.
+        Its digest, taken meanwhile, must then be the exporter's. One adapter at a time is staged. Returns `staged`, or
+        `elsewhere` where the trainer is on another host. Raises EngineError.
         """
         async with self._publishing:
-            server = self._started()
-            if not Path(handover.directory).is_dir():
+            server, path = self._started(), Path(directory)
+            if not path.is_dir():
                 return "elsewhere"
             await self._drop_staged(server)
-            started = time.perf_counter()
-            await asyncio.to_thread(verify, handover)
-            seconds = {"transfer": time.perf_counter() - started}
             await self._wait_for_room(server, label.rpartition("@")[0])
-            lora_id = self._versions.new_id()
-            seconds["load"] = await server.load(label, Path(handover.directory), lora_id)
-            self._staged = Staged(handover=handover.digest, lora_id=lora_id, seconds=seconds)
+            lora_id, started = self._versions.new_id(), time.perf_counter()
+            digesting = asyncio.create_task(asyncio.to_thread(digest_of, path))
+            try:
+                load_s = await server.load(label, path, lora_id)
+                digest = await digesting
+            except BaseException:
+                digesting.cancel()
+                await server.discard(lora_id)
+                raise
+            seconds = {"transfer": time.perf_counter() - started - load_s, "load": load_s}
+            self._staged = Staged(digest=digest, lora_id=lora_id, seconds=seconds)
             return "staged"
 
     async def publish(self, *, store: StoreConfig, adapter: AdapterRef) -> PublishReply:
@@ -261,9 +266,10 @@ class EngineActor:
         """vLLM's number of the loaded adapter, its probe, and seconds by stage. What is staged is not loaded again."""
         started = time.perf_counter()
         with ExitStack() as files_end:
-            opening = adapter_files(store, adapter, max_rank=self._max_rank)
+            known = self._staged.digest if self._staged else None
+            opening = adapter_files(store, adapter, max_rank=self._max_rank, known=known)
             files = await asyncio.to_thread(files_end.enter_context, opening)
-            if self._staged is not None and self._staged.handover == files.handover:
+            if self._staged is not None and self._staged.digest == files.handover:
                 staged, self._staged = self._staged, None
                 return staged.lora_id, files.probe, staged.seconds
             seconds = {"transfer": time.perf_counter() - started}

@@ -36,13 +36,15 @@ class AdapterFiles:
 
 
 @contextmanager
-def adapter_files(store: StoreConfig, ref: AdapterRef, *, max_rank: int) -> Iterator[AdapterFiles]:
+def adapter_files(
+    store: StoreConfig, ref: AdapterRef, *, max_rank: int, known: str | None = None
+) -> Iterator[AdapterFiles]:
     """The files of `ref`, within the block, each read once: from memory that the trainer shares, else from the store.
 
-    Blocks. Raises StoreError, DigestMismatch for bytes other than those exported, DataError for files that vLLM could
-    misread.
+    `known` is the digest of a hand-over that the caller has read. Blocks. Raises StoreError, DigestMismatch for bytes
+    other than those exported, DataError for files that vLLM could misread.
     """
-    handover = find(ref)
+    handover = find(ref, known)
     if handover is not None:
         yield _checked(ref, Path(handover.directory), max_rank, handover.digest)
         return

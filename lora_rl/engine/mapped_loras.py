@@ -6,9 +6,9 @@ scaling are still vLLM's.
 """
 
 import json
-import mmap
 import struct
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 from vllm.platforms import current_platform
 from vllm.v1.worker import lora_model_runner_mixin
+
+from lora_rl.store.shared_file import SharedFiles
 
 TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -84,17 +86,22 @@ class MappedLoraManager(LRUCacheWorkerLoRAManager):
 
 def read_tensors(path: Path, device: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file, all views of one copy of it on `device`."""
-    with path.open("rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    (length,) = struct.unpack("<Q", memory[:8])
-    header = json.loads(memory[8 : 8 + length])
+    bytes_N = _files(device).read(path)
+    (length,) = struct.unpack("<Q", bytes_N[:8].numpy())
+    header = json.loads(bytes_N[8 : 8 + length].numpy().tobytes())
     header.pop("__metadata__", None)
     # the copy is ours: the file's owner may write the next version there, and scaling is multiplied in place
-    data = torch.frombuffer(memory, dtype=torch.uint8, offset=8 + length).to(device, copy=True)
+    data = bytes_N[8 + length :].to(device, copy=True)
     return {
         name: data[slice(*entry["data_offsets"])].view(TYPES[entry["dtype"]]).view(entry["shape"])
         for name, entry in header.items()
     }
+
+
+@cache
+def _files(device: str) -> SharedFiles:
+    """Hand-overs that this process has mapped."""
+    return SharedFiles(lock=device == "cuda")
 
 
 def install() -> None:

@@ -11,6 +11,6 @@ def canonical_json(value: Any) -> bytes:
     return text.encode()
 
 
-def sha256_of(data: bytes) -> str:
+def sha256_of(data: bytes | memoryview) -> str:
     """Digest of `data` in hexadecimal."""
     return hashlib.sha256(data).hexdigest()

@@ -20,9 +20,9 @@ from lora_rl.config import AdapterConfig, AlgorithmConfig, SamplingConfig, Store
 from lora_rl.data.samples_io import read_samples
 from lora_rl.errors import ConfigError, TrainerError
 from lora_rl.store import AdapterRef, ArtifactStore, BlobRef, canonical_json, open_store
-from lora_rl.store.handover import Handover, announce, keep_only
+from lora_rl.store.handover import announce, keep_only
 from lora_rl.trainer.batches import Trainable, trainable
-from lora_rl.trainer.hand_over import hand_over
+from lora_rl.trainer.hand_over import HandOver
 from lora_rl.trainer.learner import Job, Learner
 from lora_rl.trainer.megatron_compat import VERSIONS, init_distributed, leave_distributed
 from lora_rl.trainer.memory import memory_named, peak_memory_gib
@@ -67,6 +67,7 @@ class TrainerActor:
             self._keeper = StateKeeper(model, bank, self._table, self._config.max_rank)
             self._learner = Learner(model, bank, max_tokens=self._config.max_tokens_per_gpu)
             self._offload = Offload(_on_device(chain(model.gpt.parameters(), model.gpt.buffers())))
+            self._hand_over = HandOver(device)
             self._model = model
         return {
             "versions": VERSIONS,
@@ -190,22 +191,22 @@ class TrainerActor:
     @peers_named
     def hand_over(
         self, *, store: StoreConfig, adapter: AdapterConfig, state: BlobRef, version: int, base_model_name: str
-    ) -> Handover | None:
+    ) -> str | None:
         """The state as a PEFT directory in the base's type, in memory that engines of the first rank's host share.
 
-        Writes nothing to the store, so an engine may load it meanwhile; `export_adapter` makes it known as a version.
-        None, with a warning, where there is no such memory: engines read the store.
+        Writes nothing to the store, so an engine may load it meanwhile; `export_adapter` makes it known as a version,
+        with its digest. None, with a warning, where there is no such memory: engines read the store.
         """
         model = self._started()
         tenant, _ = self._keeper.restore(open_store(store), adapter, state)
         weights = self._table.weights(tenant)
 
-        def write() -> Handover | None:
+        def write() -> str | None:
             config = peft_config(tenant.lora, adapter, num_layers=model.num_layers, base_model_name=base_model_name)
             tensors = peft_tensors(tenant.lora, adapter, weights)
             try:
                 keep_only(self._table.names)
-                return hand_over(adapter.name, version, tensors, config, dtype=model.dtype)
+                return str(self._hand_over.write(adapter.name, version, tensors, config, model.dtype))
             except OSError as error:
                 logger.warning("%s@%d: not handed over in memory: %s", adapter.name, version, error)
                 return None
@@ -221,11 +222,12 @@ class TrainerActor:
         state: BlobRef,
         version: int,
         base_model_name: str,
-        handed_over: Handover | None = None,
+        handed_over: str | None = None,
     ) -> ExportReply:
         """The state as a PEFT directory's two files, and what the trainer says of a fixed prompt under it.
 
-        `handed_over` is what `hand_over` returned for the same state and version.
+        `handed_over` is what `hand_over` returned for the same state and version. Its digest is taken here, while
+        engines load it: it counts when they are to serve it.
         """
         model = self._started()
         artifacts = open_store(store)
@@ -242,7 +244,7 @@ class TrainerActor:
             ref = AdapterRef(name=adapter.name, version=version, weights=refs[0], config=refs[1], probe=refs[2])
             if handed_over is not None:
                 try:
-                    announce(handed_over, ref, probe)
+                    announce(Path(handed_over), ref, probe)
                 except OSError as error:
                     logger.warning("%s: not announced in memory, engines read the store: %s", ref.label, error)
             return ref
@@ -275,7 +277,7 @@ class TrainerActor:
         """Leave the other ranks and let go of the model."""
         if self._model is not None:
             self._model = None
-            del self._bank, self._table, self._keeper, self._learner, self._offload
+            del self._bank, self._table, self._keeper, self._learner, self._offload, self._hand_over
             leave_distributed()
 
     def _started(self) -> FrozenModel:

@@ -1,7 +1,6 @@
 """An adapter's weights into memory that engines of this host share: one cast, one copy off the device."""
 
 import json
-import mmap
 import os
 import struct
 from collections.abc import Mapping
@@ -10,42 +9,47 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lora_rl.store.handover import CONFIG, WEIGHTS, Handover, ring_directory, seal
+from lora_rl.store.handover import CONFIG, WEIGHTS, ring_directory
+from lora_rl.store.shared_file import SharedFiles
 
 SAFETENSORS_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 
-def hand_over(name: str, version: int, tensors: Mapping[str, Tensor], config: bytes, *, dtype: torch.dtype) -> Handover:
-    """A PEFT directory in shared memory with `tensors`, by their PEFT names, cast to `dtype`.
+class HandOver:
+    """What one exporter hands over, version by version. The memory of the version before the last is used again."""
 
-    The memory of the version before the last is used again.
-    """
-    directory = ring_directory(name, version)
-    header = _header(tensors, dtype)
-    size = sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
-    (directory / CONFIG).write_bytes(config)
-    memory = _memory(directory / WEIGHTS, len(header) + size)
-    memory[: len(header)] = header
-    data = torch.frombuffer(memory, dtype=dtype, offset=len(header))
-    first = next(iter(tensors.values()))
-    flat = data if first.device.type == "cpu" else torch.empty(data.shape, dtype=dtype, device=first.device)
-    parts = flat.split([tensor.numel() for tensor in tensors.values()])
-    torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
-        [part.view(tensor.shape) for part, tensor in zip(parts, tensors.values(), strict=True)],
-        list(tensors.values()),
-    )
-    if flat is not data:
-        data.copy_(flat)
-    return seal(directory)
+    def __init__(self, device: torch.device):
+        self._files = SharedFiles(lock=device.type == "cuda")
+
+    def write(self, name: str, version: int, tensors: Mapping[str, Tensor], config: bytes, dtype: torch.dtype) -> Path:
+        """A PEFT directory in shared memory with `tensors`, by their PEFT names, cast to `dtype`."""
+        directory = ring_directory(name, version)
+        header = _header(tensors, dtype)
+        size = sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
+        (directory / CONFIG).write_bytes(config)
+        path = directory / WEIGHTS
+        _make(path, len(header) + size)
+        file = self._files.hold(path)
+        file.memory[: len(header)] = header
+        data = file.bytes_N[len(header) :].view(dtype)
+        first = next(iter(tensors.values()))
+        flat = data if first.device.type == "cpu" else torch.empty(data.shape, dtype=dtype, device=first.device)
+        parts = flat.split([tensor.numel() for tensor in tensors.values()])
+        torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+            [part.view(tensor.shape) for part, tensor in zip(parts, tensors.values(), strict=True)],
+            list(tensors.values()),
+        )
+        if flat is not data:
+            data.copy_(flat)
+        return directory
 
 
-def _memory(path: Path, size: int) -> mmap.mmap:
-    """The file's memory. One of another size goes first: an engine may still read it."""
+def _make(path: Path, size: int) -> None:
+    """The file, with all its memory. One of another size goes first: an engine may still read it."""
     if path.exists() and path.stat().st_size != size:
         path.unlink()
     with path.open("r+b" if path.exists() else "w+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
-        return mmap.mmap(file.fileno(), size)
 
 
 def _header(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:

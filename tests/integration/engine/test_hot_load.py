@@ -13,15 +13,7 @@ from lora_rl.engine import PublishOutcome
 from lora_rl.engine.actor import EngineActor
 from lora_rl.errors import DataError, DigestMismatch, EngineError
 from lora_rl.store import AdapterRef, open_store
-from lora_rl.store.handover import (
-    CONFIG,
-    WEIGHTS,
-    Handover,
-    announce,
-    ring_directory,
-    seal,
-    shared_folder,
-)
+from lora_rl.store.handover import CONFIG, WEIGHTS, announce, ring_directory, shared_folder
 from lora_rl.store.local_objects import LocalObjects
 from tests.integration.engine.batches import answers, contents, loaded_ids, make_requests, until_decoding
 from tests.peft_adapters import PeftExporter
@@ -241,12 +233,12 @@ def overwrite(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def handed_over(store: StoreConfig, adapter: AdapterRef) -> Handover:
+def handed_over(store: StoreConfig, adapter: AdapterRef) -> Path:
     """What the trainer leaves in memory for `adapter`; here the files of the store."""
     blobs, directory = open_store(store), ring_directory(adapter.name, adapter.version)
     (directory / WEIGHTS).write_bytes(blobs.get_blob(adapter.weights))
     (directory / CONFIG).write_bytes(blobs.get_blob(adapter.config))
-    return seal(directory)
+    return directory
 
 
 async def test_a_staged_adapter_serves_once_it_is_published_and_is_not_read_again(
@@ -254,42 +246,59 @@ async def test_a_staged_adapter_serves_once_it_is_published_and_is_not_read_agai
 ):
     await engine.publish(store=store, adapter=exporter.export("plain", 1, seed=3))
     adapter = exporter.export("staged", 1, seed=3)
-    handover = handed_over(store, adapter)
-    await engine.stage(label=adapter.label, handover=handover)
+    directory = handed_over(store, adapter)
+    await engine.stage(label=adapter.label, directory=str(directory))
     with pytest.raises(EngineError, match="staged@1: not loaded"):
         await answers(engine, "staged@1")
-    announce(handover, adapter, open_store(store).get_blob(adapter.probe))
+    announce(directory, adapter, open_store(store).get_blob(adapter.probe))
     loaded, reads = await loaded_ids(engine), count_reads(monkeypatch)
     await engine.publish(store=store, adapter=adapter)
     assert reads == []
     assert set(await loaded_ids(engine)) <= set(loaded)
     assert contents(await answers(engine, "staged@1")) == contents(await answers(engine, "plain@1"))
     # the trainer writes the version after the next one there
-    Path(handover.directory, WEIGHTS).write_bytes(bytes(adapter.weights.size))
+    (directory / WEIGHTS).write_bytes(bytes(adapter.weights.size))
     assert contents(await answers(engine, "staged@1")) == contents(await answers(engine, "plain@1"))
-    shutil.rmtree(handover.directory)
+    shutil.rmtree(directory)
 
 
 async def test_another_version_than_the_staged_one_is_published_in_its_place(
     engine: EngineActor, store: StoreConfig, exporter: PeftExporter
 ):
-    handovers = [handed_over(store, exporter.export("left", version, seed=version)) for version in (1, 2)]
-    for version, handover in enumerate(handovers, 1):
-        await engine.stage(label=f"left@{version}", handover=handover)
+    directories = [handed_over(store, exporter.export("left", version, seed=version)) for version in (1, 2)]
+    for version, directory in enumerate(directories, 1):
+        await engine.stage(label=f"left@{version}", directory=str(directory))
     await engine.publish(store=store, adapter=exporter.export("left", 3, seed=3))
     assert len(await loaded_ids(engine)) == len(await engine.serving())
     assert [label for label in await engine.serving() if label.startswith("left")] == ["left@3"]
-    for handover in handovers:
-        shutil.rmtree(handover.directory)
+    for directory in directories:
+        shutil.rmtree(directory)
 
 
-async def test_what_was_overwritten_before_it_was_loaded_is_refused(
+async def test_other_bytes_than_the_exporter_s_do_not_serve_though_they_were_staged(
     engine: EngineActor, store: StoreConfig, exporter: PeftExporter
 ):
-    handover = handed_over(store, exporter.export("late", 1))
-    Path(handover.directory, WEIGHTS).write_bytes(b"the version after the next")
+    await engine.publish(store=store, adapter=exporter.export("true", 1, seed=1))
+    adapter, other = exporter.export("late", 1, seed=1), exporter.export("late", 2, seed=2)
+    directory = handed_over(store, adapter)
+    right = (directory / WEIGHTS).read_bytes()
+    (directory / WEIGHTS).write_bytes(open_store(store).get_blob(other.weights))
+    await engine.stage(label=adapter.label, directory=str(directory))
+    (directory / WEIGHTS).write_bytes(right)
+    announce(directory, adapter, open_store(store).get_blob(adapter.probe))
+    await engine.publish(store=store, adapter=adapter)
+    assert contents(await answers(engine, "late@1")) == contents(await answers(engine, "true@1"))
+    assert len(await loaded_ids(engine)) == len(await engine.serving())
+    shutil.rmtree(directory)
+
+
+async def test_a_file_that_cannot_be_loaded_leaves_nothing_staged(
+    engine: EngineActor, store: StoreConfig, exporter: PeftExporter
+):
+    directory = handed_over(store, exporter.export("cut", 1))
+    (directory / WEIGHTS).write_bytes(b"the version after the next")
     loaded = await loaded_ids(engine)
-    with pytest.raises(DigestMismatch, match="was overwritten"):
-        await engine.stage(label="late@1", handover=handover)
+    with pytest.raises(EngineError, match="cut@1: vLLM refused the adapter"):
+        await engine.stage(label="cut@1", directory=str(directory))
     assert await loaded_ids(engine) == loaded
-    shutil.rmtree(handover.directory)
+    shutil.rmtree(directory)

@@ -9,7 +9,6 @@ from lora_rl.config import EngineConfig, SamplingConfig, StoreConfig
 from lora_rl.engine import Probe
 from lora_rl.engine.actor import EngineActor
 from lora_rl.errors import EngineDied, EngineError
-from lora_rl.store.handover import Handover
 from tests.builders import make_adapter_ref
 
 PROBE = Probe(prompt_tokens=[1], token_ids=[2], logp=[-1.0], logp_base=[-1.5])
@@ -102,7 +101,7 @@ async def test_nothing_begins_while_the_engine_goes_to_sleep() -> None:
         await engine.generate(version="a@1", requests=[], sampling=SamplingConfig(), batch_id="b")
     late = [
         asyncio.create_task(engine.publish(store=StoreConfig(), adapter=make_adapter_ref("a", 2))),
-        asyncio.create_task(engine.stage(label="a@2", handover=Handover(directory="/", digest="d"))),
+        asyncio.create_task(engine.stage(label="a@2", directory="/")),
     ]
     await asyncio.sleep(0)
     gone.set()

@@ -9,7 +9,7 @@ from lora_rl.config import StoreConfig
 from lora_rl.engine.adapter_files import adapter_files
 from lora_rl.errors import DataError, DigestMismatch, StoreError
 from lora_rl.store import handover, open_store
-from lora_rl.store.handover import announce, ring_directory, seal
+from lora_rl.store.handover import announce, ring_directory
 from lora_rl.store.refs import AdapterRef
 
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -69,8 +69,7 @@ def test_what_the_trainer_hands_over_is_taken_without_reading_the_store(store: S
     directory = ring_directory("a", 1)
     (directory / "adapter_model.safetensors").write_bytes(save({k: v.astype(np.float16) for k, v in tensors().items()}))
     (directory / "adapter_config.json").write_bytes(json.dumps(CONFIG).encode())
-    handed = seal(directory)
-    announce(handed, ref, json.dumps(PROBE).encode())
+    handed = announce(directory, ref, json.dumps(PROBE).encode())
     (tmp_path / ref.weights.key).unlink()
     with adapter_files(store, ref, max_rank=8) as files:
         assert (files.directory, files.handover) == (directory, handed.digest)

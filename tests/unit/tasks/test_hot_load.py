@@ -14,11 +14,10 @@ from lora_rl.cluster.actors import ActorGroup
 from lora_rl.config import DeadlineConfig
 from lora_rl.engine import PublishOutcome, PublishReply
 from lora_rl.errors import DigestMismatch, EngineDied, EngineError
-from lora_rl.store.handover import Handover
 from tasks.context import Iteration
 from tasks.hot_load import serve, stage
 
-HANDOVER = Handover(directory="/nowhere", digest="d")
+HANDED_OVER = "/nowhere"
 
 
 class Engine:
@@ -48,7 +47,7 @@ class Engine:
             probe_effect=0.0,
         )
 
-    async def stage(self, *, label: str, handover: Handover) -> str:
+    async def stage(self, *, label: str, directory: str) -> str:
         if self.error:
             raise self.error
         self.staged.append(label)
@@ -97,7 +96,7 @@ async def test_a_failure_to_stage_is_no_failure_of_the_export(
 ) -> None:
     replicas += [Engine(), Engine(error)]
     with disable_run_logger():
-        await stage(at, "default@2", HANDOVER)
+        await stage(at, "default@2", HANDED_OVER)
     assert replicas[0].staged == ["default@2"]
 
 
@@ -112,7 +111,7 @@ async def test_staging_ends_at_its_deadline(
     monkeypatch.setattr(replicas[0], "stage", hangs)
     impatient = at.config.model_copy(update={"deadlines": DeadlineConfig(publish_s=0.01)})
     with disable_run_logger():
-        await stage(replace(at, config=impatient), "default@2", HANDOVER)
+        await stage(replace(at, config=impatient), "default@2", HANDED_OVER)
 
 
 async def test_nothing_is_staged_where_nothing_is_handed_over(at: Iteration, replicas: list[Engine]) -> None:
@@ -126,5 +125,5 @@ async def test_nothing_is_staged_where_the_engine_sleeps_meanwhile(at: Iteration
     placement = at.config.placement.model_copy(update={"mode": "colocated"})
     colocated = replace(at, config=at.config.model_copy(update={"placement": placement}))
     with disable_run_logger():
-        await stage(colocated, "default@2", HANDOVER)
+        await stage(colocated, "default@2", HANDED_OVER)
     assert replicas[0].staged == []
