@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
@@ -21,6 +22,9 @@ from vllm.platforms import current_platform
 from vllm.v1.worker import lora_model_runner_mixin
 
 from lora_rl.store.shared_file import SharedFiles
+
+_foreach_mul_: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+_foreach_zero_: Any = torch._foreach_zero_  # pyright: ignore[reportPrivateImportUsage]
 
 TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -52,6 +56,7 @@ class MappedLora(LoRAModel):
             dtype=dtype,
             weights_mapper=weights_mapper,
         )
+        _scale(lora.loras.values())
         unexpected = sorted(name for name in lora.loras if _kind(name) not in expected_lora_modules)
         if unexpected:
             raise ValueError(f"no layer is named {unexpected[0]}, and {len(unexpected) - 1} more")
@@ -75,13 +80,32 @@ class MappedLoraManager(LRUCacheWorkerLoRAManager):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._lora_model_cls = MappedLora
+        self._stacks: list[Tensor] = []
+
+    def create_lora_manager(self, *args: Any, **kwargs: Any) -> Any:
+        model = super().create_lora_manager(*args, **kwargs)
+        for layer in self._adapter_manager.modules.values():
+            if isinstance(layer, BaseLinearLayerWithLoRA):
+                self._stacks += [*layer.lora_a_stacked, *layer.lora_b_stacked]
+                layer.reset_lora = _nothing
+        return model
 
     def add_adapter(self, lora_request: Any) -> bool:
+        if lora_request.lora_int_id not in self.list_adapters():
+            self._empty_free_slot()
         loaded = super().add_adapter(lora_request)
         lora = self._adapter_manager.get_adapter(lora_request.lora_int_id)
         if isinstance(lora, MappedLora):
             lora.settle()
         return loaded
+
+    def _empty_free_slot(self) -> None:
+        """Zeros in all layers at once, in the place of a fill for each of hundreds of tensors."""
+        slots = self._adapter_manager.lora_index_to_id
+        if None not in slots:
+            raise RuntimeError(f"all {len(slots)} slots hold adapters; unload one first")
+        index = slots.index(None)
+        _foreach_zero_([stack[index] for stack in self._stacks])
 
 
 def read_tensors(path: Path, device: str) -> dict[str, Tensor]:
@@ -107,6 +131,19 @@ def _files(device: str) -> SharedFiles:
 def install() -> None:
     """Puts the manager in the place of vLLM's in this process."""
     lora_model_runner_mixin.LRUCacheWorkerLoRAManager = MappedLoraManager  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _scale(loras: Collection[Any]) -> None:
+    """Multiplies the scaling into each B: vLLM's own loop launches a kernel for each."""
+    for scaling in {lora.scaling for lora in loras}:
+        scaled = [lora for lora in loras if lora.scaling == scaling]
+        _foreach_mul_([lora.lora_b for lora in scaled], scaling)
+        for lora in scaled:
+            lora.scaling = 1
+
+
+def _nothing(index: int) -> None:
+    """The slot was emptied before."""
 
 
 def _kind(module: str) -> str:

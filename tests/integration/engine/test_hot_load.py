@@ -292,6 +292,15 @@ async def test_other_bytes_than_the_exporter_s_do_not_serve_though_they_were_sta
     shutil.rmtree(directory)
 
 
+async def test_a_slot_keeps_nothing_of_a_wider_adapter_that_was_in_it(
+    engine: EngineActor, store: StoreConfig, exporter: PeftExporter
+):
+    for version, rank in ((1, 4), (2, 4), (3, 2), (4, 2), (5, 2)):
+        adapter = exporter.export("narrow", version, seed=version, rank=rank, scale=0.5)
+        reply = await engine.publish(store=store, adapter=adapter)
+        assert reply.probe_error < PARITY
+
+
 async def test_a_file_that_cannot_be_loaded_leaves_nothing_staged(
     engine: EngineActor, store: StoreConfig, exporter: PeftExporter
 ):
