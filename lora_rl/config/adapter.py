@@ -62,7 +62,7 @@ class AdapterConfig(Section):
     """Rank-stabilised scaling (arXiv:2312.03732)."""
 
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on the input of A during training."""
+    """Dropout on the input of A during training. It costs one more forward pass: the old policy's, without dropout."""
 
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """Projections to adapt, by Hugging Face or Megatron name; wildcards as in `*.layers.0.*`."""

@@ -118,7 +118,7 @@ class AlgorithmConfig(Section):
     """Log-probabilities in the ratio's denominator: the engine's, or the trainer's own from before the step."""
 
     tis_clip: float | None = Field(default=2.0, gt=0)
-    """Truncated importance sampling: bound of exp(logp_old - logp_rollout), for `recompute`; null for none."""
+    """Truncated importance sampling: bound of exp(logp_old - logp_rollout); acts with `recompute`; null for none."""
 
     icepop: RatioBand | None = None
     """IcePop: tokens whose ratio is outside the band have no policy loss (its authors' band: 0.5 to 5); null for none.
@@ -139,6 +139,9 @@ class AlgorithmConfig(Section):
 
     dynamic_sampling: DynamicSampling | None = None
     """Replace groups with equal rewards; null keeps them (they have no gradient)."""
+
+    overlong_filter: bool = False
+    """Samples cut off at `max_response_tokens` have no loss (DAPO); they count in their group's advantages."""
 
     max_mismatch: float | None = Field(default=0.5, gt=0)
     """The run stops when the batch mean of |logp - logp_rollout| exceeds this; null for no limit."""

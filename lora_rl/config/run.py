@@ -93,12 +93,7 @@ def faults_between_sections(config: RunConfig) -> list[str]:
             f"adapter.optimizer.decay_samples: {schedule.decay_samples} is not above "
             f"warmup_samples {schedule.warmup_samples}; raise it"
         )
-    groups_needed = algorithm.advantage.type in ("grpo", "rloo") or algorithm.dynamic_sampling is not None
-    if groups_needed and sampling.n_samples_per_prompt < 2:
-        faults.append(
-            f"sampling.n_samples_per_prompt: {sampling.n_samples_per_prompt} gives every sample a zero advantage "
-            f"with {algorithm.advantage.type}; use 2 or more"
-        )
+    faults += _algorithm_faults(algorithm, sampling)
     if config.engine.cuda_graph_sizes and config.engine.enforce_eager:
         faults.append(
             f"engine.cuda_graph_sizes: {list(config.engine.cuda_graph_sizes)} are never used under "
@@ -120,6 +115,29 @@ def faults_between_sections(config: RunConfig) -> list[str]:
             f"engine.gpu_memory_utilization: {config.engine.gpu_memory_utilization:g} exceeds "
             f"{COLOCATED_MAX_UTILIZATION:g}, the most beside a colocated trainer, whose CUDA context stays on the GPU; "
             "lower it, or set placement.mode to disaggregated"
+        )
+    return faults
+
+
+def _algorithm_faults(algorithm: AlgorithmConfig, sampling: SamplingConfig) -> list[str]:
+    faults = []
+    groups_needed = algorithm.advantage.type in ("grpo", "rloo") or algorithm.dynamic_sampling is not None
+    if groups_needed and sampling.n_samples_per_prompt < 2:
+        faults.append(
+            f"sampling.n_samples_per_prompt: {sampling.n_samples_per_prompt} gives every sample a zero advantage "
+            f"with {algorithm.advantage.type}; use 2 or more"
+        )
+    # A resolved config, which says every default, must load again.
+    tis_asked_for = algorithm.tis_clip not in (None, AlgorithmConfig().tis_clip)
+    if tis_asked_for and algorithm.old_logp == "rollout":
+        faults.append(
+            f"algorithm.tis_clip: {algorithm.tis_clip:g} has no effect with old_logp rollout, where both policies are "
+            "the engine's; set algorithm.old_logp to recompute, or leave it out"
+        )
+    if algorithm.kl is not None and (algorithm.kl.estimator, algorithm.kl.where) == ("k1", "loss"):
+        faults.append(
+            "algorithm.kl.estimator: k1 in the loss has a gradient of zero on average; use k2, k3 or low_var_kl, or "
+            "set algorithm.kl.where to reward"
         )
     return faults
 

@@ -42,14 +42,15 @@ class _Batch:
     weights_B: Tensor
     logp_ref: list[Tensor] | None
     """Adapter off; null without a KL term."""
-    logp_old: list[Tensor] | None
-    """Before the step; null where that is not needed beyond the step's own forward pass."""
+    logp_trainer: list[Tensor] | None
+    """Before the step; null where the step's own forward pass gives it."""
 
     def learns(self, index: int) -> bool:
         """Whether the sample has any gradient."""
         algorithm = self.job.algorithm
         kl_in_loss = algorithm.kl is not None and algorithm.kl.where == "loss"
-        return bool(self.advantages_B[index] != 0) or kl_in_loss or algorithm.entropy_coefficient > 0
+        any_term = bool(self.advantages_B[index] != 0) or kl_in_loss or algorithm.entropy_coefficient > 0
+        return any_term and bool(self.weights_B[index] != 0)
 
 
 class Learner:
@@ -66,7 +67,8 @@ class Learner:
         """Add the gradient of each job's loss to its slot's parameters; returns metrics by slot.
 
         However the samples are packed, a job's gradient is that of its batch alone. Samples without gradient (zero
-        advantage, no other term) are run forward only: the means count them. All ranks must call it alike.
+        advantage and no other term, or zero weight) are run forward only: the means count them. All ranks must call
+        it alike.
         """
         batches = {job.slot: self._prepare(job) for job in jobs}
         sums: dict[int, dict[str, Tensor]] = {job.slot: {} for job in jobs}
@@ -88,16 +90,19 @@ class Learner:
         rewards_B = torch.tensor([sample.reward for sample in job.samples])
         logp_ref = self._score(job, adapter_on=False) if algorithm.kl is not None else None
         kl_in_reward = algorithm.kl is not None and algorithm.kl.where == "reward"
-        logp_old = self._score(job, adapter_on=True) if kl_in_reward and algorithm.old_logp == "recompute" else None
+        # Without dropout the step's own forward pass has these, but only after the rewards are needed.
+        score_first = job.dropout_seed is not None or (kl_in_reward and algorithm.old_logp == "recompute")
+        logp_trainer = self._score(job, adapter_on=True) if score_first else None
         if kl_in_reward and logp_ref is not None:
+            logp = logp_trainer if algorithm.old_logp == "recompute" else None
             rollout = [torch.tensor(sample.logp_rollout, device=self._model.device) for sample in job.samples]
-            rewards_B = shaped_rewards(rewards_B, logp_old or rollout, logp_ref, algorithm)
+            rewards_B = shaped_rewards(rewards_B, logp or rollout, logp_ref, algorithm)
         return _Batch(
             job=job,
             advantages_B=advantages(rewards_B, job.samples, algorithm),
             weights_B=sample_weights(job.samples, algorithm, job.sampling.max_response_tokens),
             logp_ref=logp_ref,
-            logp_old=logp_old,
+            logp_trainer=logp_trainer,
         )
 
     @torch.no_grad()
@@ -179,21 +184,14 @@ class Learner:
         rollout = [logp for index in samples for logp in batch.job.samples[index].logp_rollout]
         device = self._model.device
         sample_N = torch.arange(len(samples)).repeat_interleave(torch.tensor(lengths))
-        logp_rollout_N = on_device(rollout, device)
-        if batch.job.algorithm.old_logp == "rollout":
-            logp_old_N = logp_rollout_N
-        elif batch.logp_old is not None:
-            logp_old_N = torch.cat([batch.logp_old[index] for index in samples])
-        else:
-            # One step per batch: the policy before the step is the one of this very pass.
-            logp_old_N = logp_N.detach()
-        kl_in_loss = batch.job.algorithm.kl is not None and batch.job.algorithm.kl.where == "loss"
+        scored, reference = batch.logp_trainer, batch.logp_ref
         return TokenTerms(
             logp_N=logp_N,
             entropy_N=entropy_N,
-            logp_rollout_N=logp_rollout_N,
-            logp_old_N=logp_old_N,
-            logp_ref_N=torch.cat([batch.logp_ref[i] for i in samples]) if kl_in_loss and batch.logp_ref else None,
+            logp_rollout_N=on_device(rollout, device),
+            # One step per batch: the policy before the step is the one of this very pass, but for dropout.
+            logp_trainer_N=logp_N.detach() if scored is None else torch.cat([scored[index] for index in samples]),
+            logp_ref_N=None if reference is None else torch.cat([reference[index] for index in samples]),
             advantage_N=on_device(batch.advantages_B[samples][sample_N], device),
             weight_N=on_device(batch.weights_B[samples][sample_N], device),
             sample_N=on_device(sample_N, device),

@@ -21,7 +21,7 @@ from lora_rl.algorithms.rloo import rloo_advantages
 from lora_rl.algorithms.types import TokenLoss
 from lora_rl.config import AlgorithmConfig
 from lora_rl.config.algorithm import CispoLoss, ClippedLoss, GrpoAdvantage, GspoLoss, ReinforceAdvantage, RlooAdvantage
-from lora_rl.data.types import Sample
+from lora_rl.data.types import FinishReason, Sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +32,18 @@ class TokenTerms:
     """Now; carries the gradient."""
     entropy_N: Tensor
     logp_rollout_N: Tensor
-    logp_old_N: Tensor
-    """Denominator of the ratio."""
+    logp_trainer_N: Tensor
+    """The trainer's before the step, without dropout."""
     logp_ref_N: Tensor | None
-    """Adapter off; null where no KL is in the loss."""
+    """Adapter off; null without a KL term."""
     advantage_N: Tensor
     weight_N: Tensor
     """The sample's `sample_weights`."""
     sample_N: Tensor
+
+    def logp_old_N(self, algorithm: AlgorithmConfig) -> Tensor:
+        """Denominator of the ratio."""
+        return self.logp_rollout_N if algorithm.old_logp == "rollout" else self.logp_trainer_N
 
 
 def advantages(rewards_B: Tensor, samples: Sequence[Sample], algorithm: AlgorithmConfig) -> Tensor:
@@ -70,7 +74,7 @@ def shaped_rewards(
 
 def sample_weights(samples: Sequence[Sample], algorithm: AlgorithmConfig, max_response_tokens: int) -> Tensor:
     """Weight [B] of each sample's tokens in the sum that is the loss of the whole batch."""
-    lengths_B = torch.tensor([len(sample.response_tokens) for sample in samples])
+    lengths_B = torch.tensor([0 if _left_out(sample, algorithm) else len(sample.response_tokens) for sample in samples])
     return loss_weights(lengths_B, aggregation=algorithm.aggregation, max_response_tokens=max_response_tokens)
 
 
@@ -79,7 +83,7 @@ def micro_loss(terms: TokenTerms, algorithm: AlgorithmConfig) -> tuple[Tensor, d
     token = _policy_loss(terms, algorithm)
     policy_N = token.loss_T
     if algorithm.old_logp == "recompute" and algorithm.tis_clip is not None:
-        policy_N = policy_N * tis_weights(terms.logp_old_N, terms.logp_rollout_N, clip=algorithm.tis_clip)
+        policy_N = policy_N * tis_weights(terms.logp_trainer_N, terms.logp_rollout_N, clip=algorithm.tis_clip)
     masks = _masks(terms, algorithm)
     for masked_N in masks.values():
         policy_N = policy_N.masked_fill(masked_N, 0.0)
@@ -88,9 +92,11 @@ def micro_loss(terms: TokenTerms, algorithm: AlgorithmConfig) -> tuple[Tensor, d
         parts["entropy"] = -algorithm.entropy_coefficient * (terms.weight_N * terms.entropy_N).sum()
     sums = _sums(terms, token) | {name: masked_N.float().sum() for name, masked_N in masks.items()}
     if algorithm.kl is not None and terms.logp_ref_N is not None:
-        kl_N = kl_penalty(terms.logp_N, terms.logp_ref_N, estimator=algorithm.kl.estimator)
-        parts["kl"] = algorithm.kl.coefficient * (terms.weight_N * kl_N).sum()
-        sums["policy/kl_reference/mean"] = kl_N.detach().sum()
+        estimator = algorithm.kl.estimator
+        if algorithm.kl.where == "loss":
+            kl_N = kl_penalty(terms.logp_N, terms.logp_ref_N, estimator=estimator)
+            parts["kl"] = algorithm.kl.coefficient * (terms.weight_N * kl_N).sum()
+        sums["policy/kl_reference/mean"] = kl_penalty(terms.logp_trainer_N, terms.logp_ref_N, estimator=estimator).sum()
     loss = torch.stack(list(parts.values())).sum()
     sums |= {f"loss/{name}": part.detach() for name, part in parts.items()}
     sums["loss/total"] = loss.detach()
@@ -98,7 +104,7 @@ def micro_loss(terms: TokenTerms, algorithm: AlgorithmConfig) -> tuple[Tensor, d
 
 
 def _policy_loss(terms: TokenTerms, algorithm: AlgorithmConfig) -> TokenLoss:
-    logp, old, advantage = terms.logp_N, terms.logp_old_N, terms.advantage_N
+    logp, old, advantage = terms.logp_N, terms.logp_old_N(algorithm), terms.advantage_N
     match algorithm.loss:
         case ClippedLoss(eps_low=low, eps_high=high, dual_clip=dual_clip):
             return clipped_loss(
@@ -112,7 +118,7 @@ def _policy_loss(terms: TokenTerms, algorithm: AlgorithmConfig) -> TokenLoss:
 
 def _masks(terms: TokenTerms, algorithm: AlgorithmConfig) -> dict[str, Tensor]:
     """Tokens [N] that each mask leaves out of the policy loss, by the name of their share."""
-    logp, rollout, sample = terms.logp_N, terms.logp_rollout_N, terms.sample_N
+    logp, rollout, sample = terms.logp_trainer_N, terms.logp_rollout_N, terms.sample_N
     masks = {}
     if (band := algorithm.icepop) is not None:
         masks["mismatch/icepop_masked"] = icepop_mask(logp, rollout, low=band.low, high=band.high)
@@ -125,15 +131,19 @@ def _masks(terms: TokenTerms, algorithm: AlgorithmConfig) -> dict[str, Tensor]:
 
 def _sums(terms: TokenTerms, token: TokenLoss) -> dict[str, Tensor]:
     # log of trainer over engine: the samples are the engine's, so k3 of it estimates KL(engine || trainer).
-    gap_N = terms.logp_N.detach() - terms.logp_rollout_N
+    gap_N = terms.logp_trainer_N - terms.logp_rollout_N
     return {
         "policy/clip_fraction": token.clipped_T.float().sum(),
         "policy/ratio/mean": token.ratio_T.sum(),
         "policy/entropy/mean": terms.entropy_N.detach().sum(),
-        "policy/logp/mean": terms.logp_N.detach().sum(),
+        "policy/logp/mean": terms.logp_trainer_N.sum(),
         "mismatch/logp_abs/mean": gap_N.abs().sum(),
-        "mismatch/kl/mean": kl_penalty(terms.logp_rollout_N, terms.logp_N.detach(), estimator="k3").sum(),
+        "mismatch/kl/mean": kl_penalty(terms.logp_rollout_N, terms.logp_trainer_N, estimator="k3").sum(),
     }
+
+
+def _left_out(sample: Sample, algorithm: AlgorithmConfig) -> bool:
+    return algorithm.overlong_filter and sample.finish_reason is FinishReason.LENGTH
 
 
 def _each_group(rewards_B: Tensor, prompt_B: Tensor, of_group) -> Tensor:

@@ -99,6 +99,19 @@ def test_experts_are_shared_among_copies_alone():
         make_config(trainer={"data_parallel": 2, "expert_parallel": 4})
 
 
+def test_options_of_an_algorithm_that_would_do_nothing_are_refused():
+    with pytest.raises(ConfigError, match=r"algorithm\.tis_clip: 3 has no effect with old_logp rollout"):
+        make_config(algorithm={"tis_clip": 3})
+    assert make_config(algorithm={"tis_clip": 3, "old_logp": "recompute"}).algorithm.tis_clip == 3
+    assert make_config(algorithm={"tis_clip": None}).algorithm.tis_clip is None
+    k1 = {"coefficient": 0.1, "estimator": "k1"}
+    with pytest.raises(ConfigError, match=r"algorithm\.kl\.estimator: k1 in the loss has a gradient of zero"):
+        make_config(algorithm={"kl": k1})
+    kl = make_config(algorithm={"kl": k1 | {"where": "reward"}}).algorithm.kl
+    assert kl is not None
+    assert kl.where == "reward"
+
+
 @pytest.mark.parametrize("field", ["icepop", "sequence_mask", "geometric_mask"])
 def test_a_band_of_ratios_holds_one(field):
     assert make_config(algorithm={field: {"low": 0.5, "high": 5}}) != make_config()

@@ -6,6 +6,7 @@ import torch
 
 from lora_rl.config import AdapterConfig, AlgorithmConfig, OptimizerConfig, SamplingConfig, TrainerConfig
 from lora_rl.config.algorithm import CispoLoss, GspoLoss, KlConfig
+from lora_rl.data.types import FinishReason
 from lora_rl.models.tiny import TinyShape, make_tiny_qwen3
 from lora_rl.trainer.adapter import Clock, lora_of
 from lora_rl.trainer.learner import Job, Learner
@@ -233,6 +234,30 @@ def test_recomputed_old_log_probabilities_give_ratio_one(bank, make_learner):
     metrics = make_learner().forward_backward([job])[0]
     assert metrics["policy/ratio/mean"] == pytest.approx(1.0, abs=1e-6)
     assert metrics["policy/clip_fraction"] == EXACT
+
+
+@pytest.mark.parametrize("old_logp", ["rollout", "recompute"])
+def test_dropout_is_in_the_ratio_alone(bank, make_learner, old_logp):
+    lora = all_linear(bank, dropout=0.3)
+    bank.fill(0, lora, random_weights(bank, lora))
+    job, learner = _job(0, algorithm=AlgorithmConfig(old_logp=old_logp)), make_learner()
+    plain, dropped = (learner.forward_backward([replace(job, dropout_seed=seed)])[0] for seed in (None, "1"))
+    for name in ("mismatch/logp_abs/mean", "mismatch/kl/mean", "policy/logp/mean"):
+        assert dropped[name] == pytest.approx(plain[name], abs=1e-6), name
+    assert abs(dropped["policy/ratio/mean"] - plain["policy/ratio/mean"]) > 1e-4
+
+
+def test_samples_cut_off_have_no_gradient_under_the_overlong_filter(bank, make_learner):
+    job = _job(0, algorithm=AlgorithmConfig(overlong_filter=True, entropy_coefficient=0.01, kl=KlConfig(coefficient=1)))
+    cut = {sample.id for sample in job.samples[::3]}
+    job = replace(
+        job, samples=[replace(s, finish_reason=FinishReason.LENGTH) if s.id in cut else s for s in job.samples]
+    )
+    longer = [replace(s, response_tokens=[7, 8], logp_rollout=[-6.0, -6.0]) if s.id in cut else s for s in job.samples]
+    filtered = _gradients(bank, make_learner(), job)
+    assert _largest_gap(filtered, _gradients(bank, make_learner(), replace(job, samples=longer))) < PARITY
+    unfiltered = replace(job, algorithm=job.algorithm.model_copy(update={"overlong_filter": False}))
+    assert _largest_gap(filtered, _gradients(bank, make_learner(), unfiltered)) > 1e-3
 
 
 @pytest.mark.parametrize("old_logp", ["rollout", "recompute"])

@@ -12,6 +12,7 @@ from lora_rl.config.algorithm import (
     ReinforceAdvantage,
     RlooAdvantage,
 )
+from lora_rl.data.types import FinishReason
 from lora_rl.trainer.objective import TokenTerms, advantages, micro_loss, sample_weights, shaped_rewards
 from tests.builders import make_group, make_sample
 from tests.tolerances import FORMULA
@@ -23,7 +24,7 @@ def _terms(**fields) -> TokenTerms:
         "logp_N": torch.tensor([-1.0, -2.0, -0.5], requires_grad=True),
         "entropy_N": torch.tensor([2.0, 1.0, 3.0], requires_grad=True),
         "logp_rollout_N": torch.tensor([-1.1, -1.5, -0.5]),
-        "logp_old_N": torch.tensor([-1.1, -1.5, -0.5]),
+        "logp_trainer_N": torch.tensor([-1.0, -2.0, -0.5]),
         "logp_ref_N": None,
         "advantage_N": torch.tensor([1.0, 1.0, -2.0]),
         "weight_N": torch.full((3,), 1 / 3),
@@ -66,6 +67,14 @@ def test_weights_follow_the_aggregation(aggregation, expected):
     assert weights.tolist() == pytest.approx(expected)
 
 
+def test_samples_cut_off_weigh_nothing_under_the_overlong_filter():
+    cut = make_sample(response_tokens=[1] * 3, finish_reason=FinishReason.LENGTH)
+    samples = [cut, make_sample(response_tokens=[1]), make_sample(response_tokens=[1])]
+    weights = sample_weights(samples, AlgorithmConfig(overlong_filter=True), max_response_tokens=3)
+    assert weights.tolist() == [0.0, 0.5, 0.5]
+    assert sample_weights(samples, AlgorithmConfig(), max_response_tokens=3)[0] > 0
+
+
 def test_clipped_loss_is_the_weighted_sum_of_token_losses():
     loss, sums = micro_loss(_terms(), AlgorithmConfig(loss=ClippedLoss(eps_low=0.2, eps_high=0.28)))
     ratios = torch.tensor([0.1, -0.5, 0.0]).exp()
@@ -85,8 +94,8 @@ def test_an_absent_upper_bound_is_the_lower_one():
 
 @pytest.mark.parametrize("loss", [ClippedLoss(), GspoLoss(), CispoLoss()])
 def test_each_loss_gives_a_gradient_against_the_negative_and_for_the_positive(loss):
-    terms = _terms(logp_old_N=torch.tensor([-1.0, -2.0, -0.5]))
-    micro_loss(terms, AlgorithmConfig(loss=loss))[0].backward()
+    terms = _terms()
+    micro_loss(terms, AlgorithmConfig(loss=loss, old_logp="recompute", tis_clip=None))[0].backward()
     assert terms.logp_N.grad is not None
     assert (terms.logp_N.grad.sign() == torch.tensor([-1.0, -1.0, 1.0])).all()
 
@@ -102,16 +111,24 @@ def test_entropy_bonus_lowers_the_loss_and_carries_gradient():
 
 def test_kl_in_the_loss_adds_its_estimate():
     terms = _terms(advantage_N=torch.zeros(3), logp_ref_N=torch.tensor([-1.5, -2.0, -0.5]))
-    algorithm = AlgorithmConfig(kl=KlConfig(coefficient=0.3, estimator="k1"))
-    assert micro_loss(terms, algorithm)[0].item() == pytest.approx(0.3 * 0.5 / 3, rel=1e-5)
+    algorithm = AlgorithmConfig(kl=KlConfig(coefficient=0.3, estimator="k2"))
+    assert micro_loss(terms, algorithm)[0].item() == pytest.approx(0.3 * 0.125 / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("where", ["loss", "reward"])
+def test_the_distance_to_the_base_is_reported_wherever_it_is_penalised(where):
+    terms = _terms(logp_ref_N=torch.tensor([-1.5, -2.0, -0.5]))
+    _, sums = micro_loss(terms, AlgorithmConfig(kl=KlConfig(coefficient=0.3, estimator="k2", where=where)))
+    assert sums["policy/kl_reference/mean"].item() == pytest.approx(0.125)
+    assert ("loss/kl" in sums) == (where == "loss")
 
 
 def test_truncated_importance_sampling_acts_on_recomputed_log_probabilities_alone():
-    terms = _terms(logp_old_N=torch.tensor([-0.1, -1.5, -0.5]), logp_N=torch.tensor([-0.1, -1.5, -0.5]))
+    terms = _terms(logp_trainer_N=torch.tensor([-0.1, -1.5, -0.5]), logp_N=torch.tensor([-0.1, -1.5, -0.5]))
     recompute = AlgorithmConfig(old_logp="recompute", tis_clip=2.0)
     # The first token's weight exp(1) is cut to 2.
     assert micro_loss(terms, recompute)[0].item() == pytest.approx(-(2.0 + 1.0 - 2.0) / 3, rel=1e-5)
-    assert micro_loss(terms, AlgorithmConfig(old_logp="rollout"))[0].item() == pytest.approx(0.0, abs=1e-6)
+    assert micro_loss(terms, AlgorithmConfig(old_logp="rollout"))[0].item() == pytest.approx(-(1.2 + 1.0 - 2.0) / 3)
 
 
 @pytest.mark.parametrize("old_logp", ["rollout", "recompute"])
@@ -126,16 +143,15 @@ def test_truncated_importance_sampling_acts_on_recomputed_log_probabilities_alon
     ],
 )
 def test_masked_tokens_have_no_policy_gradient_and_are_counted(field, band, kept, old_logp):
-    # Trainer over engine: exp(0.1) and exp(-0.5) in the first sample, 1 in the second.
-    logp = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
-    old = {"logp_old_N": logp.detach()} if old_logp == "recompute" else {}
+    # Trainer over engine: exp(0.1) and exp(-0.5) in the first sample, 1 in the second; the noise is dropout's.
+    logp = torch.tensor([-1.3, -1.4, -0.9], requires_grad=True)
     plain, masked = (
         AlgorithmConfig(old_logp=old_logp, loss=CispoLoss(), entropy_coefficient=0.1, **fields)
         for fields in ({}, {field: band})
     )
     gradients = []
     for algorithm in (plain, masked):
-        terms = _terms(logp_N=logp, **old)
+        terms = _terms(logp_N=logp)
         loss, sums = micro_loss(terms, algorithm)
         gradients.append(torch.autograd.grad(loss, (logp, terms.entropy_N)))
     assert gradients[0][0].abs().min() > 0
