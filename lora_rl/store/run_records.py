@@ -10,6 +10,7 @@ runs/<run>/starts/<flow-run id>.json           the iteration a flow run began wi
 """
 
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lora_rl.config import RunConfig, differences
@@ -24,6 +25,9 @@ from lora_rl.store.versions import versions
 
 AS_LAST_GIVEN = ("deadlines", "placement")
 """Fields that a run takes from the config it was last started with: how it is executed, not what it computes."""
+
+READERS = 32
+"""Commits that are read at a time: on S3 each takes tens of milliseconds, nearly all of it waiting."""
 
 
 class RunRecords:
@@ -133,6 +137,11 @@ class RunRecords:
     def iteration_commit(self, it: int) -> dict[str, Any] | None:
         """The iteration's commit, if there is one."""
         return self._store.read(self._commit_key(it))
+
+    def iteration_commits(self, count: int) -> list[dict[str, Any]]:
+        """The commits of iterations 0 to `count` - 1, those that there are; READERS at a time."""
+        with ThreadPoolExecutor(READERS) as readers:
+            return [commit for commit in readers.map(self.iteration_commit, range(count)) if commit is not None]
 
     def first_uncommitted(self, start: int = 0) -> int:
         """The first iteration from `start` on without a commit. Reads in the order of log(iterations) documents."""

@@ -1,3 +1,4 @@
+import threading
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def test_run_of_another_config_is_refused_with_each_difference_that_decides(reco
 def test_run_whose_name_leaves_its_folder_is_refused(store: ArtifactStore, name: str):
     with pytest.raises(ConfigError, match="run name"):
         RunRecords(store, name)
+
+
+def test_commits_are_read_in_their_order_and_side_by_side(records: RunRecords, monkeypatch: pytest.MonkeyPatch):
+    for it in range(3):
+        records.commit_iteration(it, {"it": it})
+    assert [commit["it"] for commit in records.iteration_commits(3)] == [0, 1, 2]
+    assert records.iteration_commits(0) == []
+    together, read = threading.Barrier(3), LocalObjects.read
+    monkeypatch.setattr(LocalObjects, "read", lambda *given: together.wait(timeout=10) >= 0 and read(*given))
+    assert len(records.iteration_commits(3)) == 3
 
 
 def test_step_and_flow_run_names_that_leave_their_folder_are_refused(records: RunRecords):
