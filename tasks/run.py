@@ -7,7 +7,7 @@ from prefect import get_run_logger
 
 from lora_rl.errors import ConfigError
 from lora_rl.store import STEPS, AdapterRef, promote_adapter
-from lora_rl.tracking import check_declared, iteration_line
+from lora_rl.tracking import check_declared, iteration_line, mean_score
 from tasks.context import START, Iteration, Start, open_iteration, open_start
 from tasks.export_adapter import export_adapter, exported, new_adapter
 
@@ -66,7 +66,7 @@ def _commit_iteration(at: Iteration, adapter: AdapterRef) -> dict[str, Any]:
         "adapter": adapter.to_json(),
         "position": steps["rollout"].values["position"],
         "samples": steps["reward"].outputs["samples"],
-        "reward_mean": metrics["reward/total/mean"],
+        "reward_mean": mean_score(metrics),
         "metrics": metrics,
         "steps": {
             step: {"state": "committed", "seconds": record.seconds, "executions": executions[step]}

@@ -10,19 +10,20 @@ from rich.table import Table
 from lora_rl.data.samples_io import read_samples
 from lora_rl.data.types import Sample
 from lora_rl.store import ArtifactStore, BlobRef, RunRecords
-from lora_rl.tracking import last_turn, reward_curve_png, reward_curve_text
+from lora_rl.tracking import last_turn, mean_score, reward_curve_png, reward_curve_text
 
 ANSWERS_SHOWN = 4
 AVERAGED = 3
 """Iterations whose share of exact answers is averaged: one has few prompts."""
-EXACT = "reward/exact/mean"
+EXACT = "exact"
+"""The grader whose share of right answers is shown, where the run has it."""
 
 
 def print_report(console: Console, artifacts: ArtifactStore, records: RunRecords, run: str, iterations: int) -> None:
     """The report of a run whose `iterations` are committed; the curve is also written to the store."""
-    commits = [commit for it in range(iterations) if (commit := records.iteration_commit(it))]
+    commits = records.iteration_commits(iterations)
     its, rewards = [commit["it"] for commit in commits], [commit["reward_mean"] for commit in commits]
-    scored = [commit["metrics"].get(EXACT) for commit in commits]
+    scored = [mean_score(commit["metrics"], EXACT) for commit in commits]
     exact = None if None in scored else scored
     console.print(reward_curve_text(its, rewards), markup=False, highlight=False)
     if exact:

@@ -14,6 +14,7 @@ from lora_rl.config.algorithm import DynamicSampling
 from lora_rl.data.sources import PromptSource
 from lora_rl.data.types import Sample
 from lora_rl.errors import RewardError
+from lora_rl.rewards.metrics import reward_metrics
 from lora_rl.rollout.drawing import Drawing
 from lora_rl.rollout.groups import Group, informative
 
@@ -52,6 +53,7 @@ async def collect(
         groups = await tally.timed(drawing.groups(batch.prompts))
         if dynamic_sampling is not None:
             groups = await _graded(groups, grade)
+            tally.graded += groups
         for group, after in zip(groups, batch.positions, strict=True):
             good = dynamic_sampling is None or informative(group, dynamic_sampling.min_reward_std)
             (tally.kept if good else tally.dropped).append(group)
@@ -71,6 +73,8 @@ class _Tally:
     rounds: int = 0
     kept: list[Group] = field(default_factory=list)
     dropped: list[Group] = field(default_factory=list)
+    graded: list[Group] = field(default_factory=list)
+    """Kept, dropped, and those drawn beyond the last that was needed."""
     num_samples: int = 0
     num_tokens: int = 0
     seconds: float = 0.0
@@ -102,8 +106,18 @@ class _Tally:
                 "rollout/groups_dropped": float(len(self.dropped)),
                 "rollout/prompts_left_out": float(self.position - self.start - num_judged),
                 "rollout/tokens_per_s": self.num_tokens / self.seconds,
-            },
+            }
+            | self._means_of_all_graded(),
         )
+
+    def _means_of_all_graded(self) -> dict[str, float]:
+        """The groups kept all have unequal rewards, so their mean says little of the policy."""
+        metrics = reward_metrics(list(itertools.chain.from_iterable(self.graded)))
+        return {
+            f"drawn/{name.removeprefix('reward/')}": value
+            for name, value in metrics.items()
+            if name.startswith("reward/") and name.endswith("/mean")
+        }
 
 
 async def _graded(groups: Sequence[Group], grade: Grade) -> list[Group]:

@@ -8,7 +8,7 @@ from lora_rl.tracking.metrics import METRICS, Metric, check_declared, metrics_pa
 from lora_rl.tracking.plots import reward_curve_png, reward_curve_text, timeline_png
 from lora_rl.tracking.samples import last_turn, sample_table
 from lora_rl.tracking.status import iteration_under_way, run_status
-from lora_rl.tracking.summary import iteration_line, iteration_markdown, publish_metrics
+from lora_rl.tracking.summary import iteration_line, iteration_markdown, mean_score, publish_metrics
 
 __all__ = [
     "METRICS",
@@ -18,6 +18,7 @@ __all__ = [
     "iteration_markdown",
     "iteration_under_way",
     "last_turn",
+    "mean_score",
     "metrics_page",
     "publish_metrics",
     "reward_curve_png",

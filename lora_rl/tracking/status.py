@@ -3,6 +3,7 @@
 from typing import Any
 
 from lora_rl.store import STEPS, AdapterRef, ArtifactStore, RunRecords
+from lora_rl.tracking.summary import mean_score
 
 
 def run_status(artifacts: ArtifactStore, records: RunRecords, run: str) -> dict[str, Any]:
@@ -12,7 +13,7 @@ def run_status(artifacts: ArtifactStore, records: RunRecords, run: str) -> dict[
     """
     document = records.run_document() or {}
     done = records.first_uncommitted()
-    commits = [records.iteration_commit(it) for it in range(done)]
+    commits = records.iteration_commits(done)
     iterations = [
         {
             "it": commit["it"],
@@ -21,7 +22,6 @@ def run_status(artifacts: ArtifactStore, records: RunRecords, run: str) -> dict[
             "steps": commit["steps"],
         }
         for commit in commits
-        if commit
     ]
     under_way = iteration_under_way(records, done)
     if any(step["state"] != "pending" for step in under_way["steps"].values()):
@@ -43,7 +43,7 @@ def iteration_under_way(records: RunRecords, it: int) -> dict[str, Any]:
         state = "committed" if record else "begun" if executions else "pending"
         steps[step] = {"state": state, "seconds": record.seconds if record else None, "executions": executions}
         metrics |= record.metrics if record else {}
-    return {"it": it, "reward_mean": metrics.get("reward/total/mean"), "metrics": metrics, "steps": steps}
+    return {"it": it, "reward_mean": mean_score(metrics), "metrics": metrics, "steps": steps}
 
 
 def _adapter(artifacts: ArtifactStore, commit: dict[str, Any] | None, it: int) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """An iteration in a line, and as a page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_rl.engine import PublishOutcome, PublishReply
@@ -31,6 +31,14 @@ def iteration_markdown(run: str, commit: dict[str, Any]) -> str:
         f"| step | seconds | executions |\n| --- | ---: | ---: |\n{steps}\n\n"
         f"| metric | value |\n| --- | ---: |\n{metrics}"
     )
+
+
+def mean_score(metrics: Mapping[str, Any], term: str = "total") -> Any:
+    """Mean of the reward, or of one of its terms, over all groups drawn: those that dynamic sampling dropped count too.
+
+    None where nothing has it.
+    """
+    return metrics.get(f"drawn/{term}/mean", metrics.get(f"reward/{term}/mean"))
 
 
 def publish_metrics(replies: Sequence[PublishReply]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from lora_rl.config.algorithm import DynamicSampling
 from lora_rl.errors import RewardError
 from lora_rl.rollout.collection import collect
 from lora_rl.rollout.drawing import Drawing
+from lora_rl.tracking import check_declared
 from tests.unit.rollout.engines import MemoryEngine
 
 
@@ -16,7 +17,10 @@ async def _never(samples):
 
 
 async def _by_text(samples):
-    return [replace(sample, reward=float(sample.response_text)) for sample in samples]
+    return [
+        replace(sample, reward=float(sample.response_text), reward_details={"exact": float(sample.response_text)})
+        for sample in samples
+    ]
 
 
 def _solved_once_in(rows: set[int]):
@@ -66,6 +70,16 @@ async def test_groups_with_equal_rewards_are_replaced_by_those_of_later_prompts(
     assert [sample.reward for sample in batch.samples] == [1.0, 0.0] * 4
     assert batch.metrics["rollout/rounds"] == 2
     assert batch.metrics["rollout/groups_dropped"] == 3
+
+
+async def test_the_mean_reward_is_also_given_over_all_groups_drawn(source, adapter, sampling):
+    engine = MemoryEngine(adapter, _solved_once_in({0, 2, 5, 6, 7}))
+    batch = await _collect(source, engine, sampling, dynamic_sampling=DynamicSampling(), grade=_by_text)
+    # Eight groups of two samples, of which five have one right answer.
+    assert batch.metrics["drawn/total/mean"] == batch.metrics["drawn/exact/mean"] == 5 / 16
+    check_declared(batch.metrics)
+    plain = await _collect(source, engine, sampling)
+    assert not any(name.startswith("drawn/") for name in plain.metrics)
 
 
 async def test_a_refill_asks_for_as_many_prompts_as_the_share_kept_so_far_suggests(source, adapter, sampling):

@@ -4,7 +4,7 @@ import math
 
 from lora_rl.engine import PublishOutcome, PublishReply
 from lora_rl.store import STEPS
-from lora_rl.tracking import check_declared, iteration_line, iteration_markdown, publish_metrics
+from lora_rl.tracking import check_declared, iteration_line, iteration_markdown, mean_score, publish_metrics
 from lora_rl.tracking.summary import STAGES
 from tests.builders import make_adapter_ref
 
@@ -46,6 +46,13 @@ def test_the_page_names_adapter_steps_and_metrics():
     assert page.startswith("## night, iteration 7\n\nAdapter `default@8`, weights `")
     assert "| rollout | 1.50 | 1 |" in page
     assert "| mismatch/logp_abs/mean | 0.0123 |" in page
+
+
+def test_the_mean_of_a_filtered_run_is_over_all_that_was_drawn():
+    filtered = {"reward/total/mean": 0.5, "drawn/total/mean": 0.1, "reward/exact/mean": 0.4, "drawn/exact/mean": 0.2}
+    assert (mean_score(filtered), mean_score(filtered, "exact")) == (0.1, 0.2)
+    assert mean_score({"reward/total/mean": 0.5}) == 0.5
+    assert mean_score({}) is None
 
 
 def test_the_slowest_replica_and_the_largest_probe_error_count():
