@@ -3,9 +3,13 @@
 from typing import Any
 
 from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from tasks import (
+    REUSED,
     commit_iteration,
+    committed_iteration,
     export_adapter,
     exported,
     hot_load,
@@ -18,9 +22,11 @@ from tasks import (
 
 
 @flow(name="iteration", flow_run_name="{run}/it{n}", persist_result=False)
-async def iteration(run: str, n: int, store: str) -> dict[str, Any]:
-    """Sample under the current adapter, grade, train, export, serve the new one. Committed steps are reused."""
+async def iteration(run: str, n: int, store: str) -> dict[str, Any] | State[dict[str, Any]]:
+    """Sample under the current adapter, grade, train, export, serve the new one. What is committed is reused."""
     at = await open_iteration(run, n, store)
+    if (done := await committed_iteration(at)) is not None:
+        return Completed(name=REUSED, message=f"committed {done['committed']}", data=done)
     await hot_load(at, at.adapter)
     samples = await rollout(at)
     scored = await reward(at, samples)

@@ -21,8 +21,10 @@ async def train(run: str, store: str, iterations: int) -> dict[str, Any]:
     async with lease(run):
         first, history = await begin_run(run, store, iterations, flow_run.get_id())
         for n in range(first, iterations):
-            history.append(await iteration(run, n, store))
-            await report_progress(run, history, iterations)
+            commit: Any = await iteration(run, n, store)
+            if n == len(history):
+                history.append(commit)
+                await report_progress(run, history, iterations)
         return await finish_run(run, store, iterations)
 
 

@@ -10,15 +10,18 @@ from tasks.hot_load import hot_load
 from tasks.report import report_iteration, report_progress
 from tasks.reward import reward
 from tasks.rollout import rollout
-from tasks.run import begin_run, commit_iteration, finish_run
+from tasks.run import begin_run, commit_iteration, committed_iteration, finish_run
+from tasks.step import REUSED
 from tasks.train_step import train_step
 
 __all__ = [
+    "REUSED",
     "START",
     "Iteration",
     "Start",
     "begin_run",
     "commit_iteration",
+    "committed_iteration",
     "export_adapter",
     "exported",
     "finish_run",

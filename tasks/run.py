@@ -13,24 +13,19 @@ from tasks.export_adapter import export_adapter, exported, new_adapter
 
 
 async def begin_run(run: str, store: str, iterations: int, flow_run_id: str | None) -> tuple[int, list[dict[str, Any]]]:
-    """The first iteration to do and the commits before it; makes the adapter that a fresh run starts from.
+    """The iteration to begin with and all commits there are; makes the adapter that a fresh run starts from.
 
     Raises ConfigError where more are committed: an older adapter would replace the one promoted.
     The first iteration is pinned to the flow run: on a retry from the UI Prefect matches subflows by their position.
     """
     at = await open_start(run, store)
-    first = await asyncio.to_thread(at.records.first_uncommitted)
-    if iterations < first:
-        raise ConfigError(f"iterations: {iterations}, but {first} of {run} are committed; give {first} or more")
-    if flow_run_id is not None:
-        first = await asyncio.to_thread(at.records.pin_start, flow_run_id, first)
-    if first == 0:
+    done = await asyncio.to_thread(at.records.first_uncommitted)
+    if iterations < done:
+        raise ConfigError(f"iterations: {iterations}, but {done} of {run} are committed; give {done} or more")
+    first = done if flow_run_id is None else await asyncio.to_thread(at.records.pin_start, flow_run_id, done)
+    if done == 0:
         await commit_start(at)
-    return first, await asyncio.to_thread(_commits, at, min(first, iterations))
-
-
-def _commits(at: Start, count: int) -> list[dict[str, Any]]:
-    return [commit for n in range(count) if (commit := at.records.iteration_commit(n))]
+    return first, await asyncio.to_thread(at.records.iteration_commits, done)
 
 
 async def commit_start(at: Start) -> dict[str, Any]:
@@ -43,12 +38,15 @@ async def commit_start(at: Start) -> dict[str, Any]:
     return await asyncio.to_thread(at.records.commit_iteration, START, document)
 
 
+async def committed_iteration(at: Iteration) -> dict[str, Any] | None:
+    """The iteration's COMMIT, if there is one."""
+    return await asyncio.to_thread(at.records.iteration_commit, at.n)
+
+
 async def commit_iteration(at: Iteration, adapter: AdapterRef) -> dict[str, Any]:
     """The iteration's COMMIT: refs that the next one starts from, and the numbers of all steps."""
-    commit = await asyncio.to_thread(at.records.iteration_commit, at.n)
-    if commit is None:
-        commit = await asyncio.to_thread(_commit_iteration, at, adapter)
-        get_run_logger().info("%s", iteration_line(at.run, commit))
+    commit = await asyncio.to_thread(_commit_iteration, at, adapter)
+    get_run_logger().info("%s", iteration_line(at.run, commit))
     return commit
 
 

@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 RETRIES_AFTER_LOST_ACTOR = 2
 
+REUSED = "Reused"
+"""State of a run whose outcome was committed before: it ended without doing anything."""
+
 
 async def _lost_actor(_task: Task, _run: TaskRun, state: State) -> bool:
     """Only a dead actor is worth another try: it is started anew. Everything else would fail the same way."""
@@ -76,7 +79,7 @@ async def run_step(
     found = await asyncio.to_thread(records.step_record, at.n, name)
     if found is not None:
         if found.fingerprint == wanted and await asyncio.to_thread(records.valid, found):
-            return Completed(name="Reused", message=f"committed {found.started}", data=found)
+            return Completed(name=REUSED, message=f"committed {found.started}", data=found)
         get_run_logger().warning("%s: its record is of other inputs, or its outputs are gone; doing it again", name)
         await asyncio.to_thread(records.discard_step, at.n, name)
     attempt = await asyncio.to_thread(records.begin_attempt, at.n, name)
