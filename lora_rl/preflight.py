@@ -1,5 +1,9 @@
 """All that can be wrong with a run and can be known before anything is allocated, found at once."""
 
+import os
+import sys
+from pathlib import Path
+
 import psutil
 
 from lora_rl.config import RunConfig
@@ -43,6 +47,12 @@ def check_run(config: RunConfig, *, starts_actors: bool = True) -> RunConfig:
         count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
         raise ConfigError(f"{config.run_name}: {count}\n" + "\n".join(f"  {fault}" for fault in faults))
     return resolved
+
+
+def make_importable(folder: Path) -> None:
+    """Graders named `module:function` may stand beside the config; processes started from here inherit the path."""
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
 def _check_store(config: RunConfig) -> list[str]:

@@ -1,8 +1,5 @@
 """Options that several commands share."""
 
-import os
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -49,9 +46,3 @@ def open_run(run: str, store: str | None) -> tuple[ArtifactStore, RunRecords]:
             f"run: no run {run!r} in {where.uri}; there {'are ' + ', '.join(names) if names else 'is none'}"
         )
     return artifact_store, records
-
-
-def make_importable(folder: Path) -> None:
-    """Graders named `module:function` may stand beside the config; processes started from here inherit the path."""
-    sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))

@@ -9,7 +9,6 @@ import typer
 import yaml
 from rich.console import Console
 
-from lora_rl.cli.options import make_importable
 from lora_rl.config import RunConfig, load_config
 from lora_rl.store import STEPS, RunRecords, open_store
 
@@ -43,11 +42,11 @@ def run(
 
         _print_plan(console, resolve_run(given))
         return
-    make_importable(config.absolute().parent)
     from lora_rl.cli.report import print_adapter, print_report
     from lora_rl.cluster.workstation import current_workstation
-    from lora_rl.preflight import check_run
+    from lora_rl.preflight import check_run, make_importable
 
+    make_importable(config.absolute().parent)
     station = current_workstation()
     with console.status("checking model, data, reward, store and memory"):
         checked = check_run(given, starts_actors=station is None and "RAY_ADDRESS" not in os.environ)

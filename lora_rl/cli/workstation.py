@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lora_rl.cli.options import PrefectPort, RayPort, make_importable
+from lora_rl.cli.options import PrefectPort, RayPort
 from lora_rl.config import RunConfig, load_config
 
 
@@ -34,7 +34,7 @@ def up(
 
 
 def _checked(path: Path) -> RunConfig:
-    from lora_rl.preflight import check_run
+    from lora_rl.preflight import check_run, make_importable
 
     config = load_config(path)
     make_importable(path.absolute().parent)

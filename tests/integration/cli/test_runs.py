@@ -3,13 +3,15 @@
 import json
 import subprocess
 import time
-from datetime import datetime
+import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from flows.silence import NAME, silent_runs_crashed
 from lora_rl.config import StoreConfig
 from lora_rl.store import STEPS, open_store
 from tests.integration.cli.conftest import PROGRAM, TINY, actor_pids, records_of
@@ -28,7 +30,32 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def first(cli, store: str) -> dict[str, int]:
+def silent(cluster_environment) -> str:
+    """Id of a flow run whose driver died after its first heartbeat, on a server that waits for 10 s only."""
+    api = cluster_environment["PREFECT_API_URL"]
+
+    def post(what: str, document: Any) -> Any:
+        reply = httpx.post(f"{api}/{what}", json=document, timeout=30, follow_redirects=True)
+        return reply.raise_for_status()
+
+    flow = post("flows", {"name": "silent"}).json()["id"]
+    run = post("flow_runs", {"flow_id": flow, "state": {"type": "RUNNING"}}).json()["id"]
+    automation = silent_runs_crashed(timedelta(seconds=10)).model_dump(mode="json", exclude={"id"})
+    automation["name"] = "silent"
+    automation["trigger"]["match"] = {"prefect.resource.id": f"prefect.flow-run.{run}"}
+    post("automations", automation)
+    heartbeat = {
+        "event": "prefect.flow-run.heartbeat",
+        "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
+        "occurred": datetime.now(UTC).isoformat(),
+        "id": str(uuid.uuid4()),
+    }
+    post("events", [heartbeat])
+    return run
+
+
+@pytest.fixture(scope="module")
+def first(cli, store: str, silent: str) -> dict[str, int]:
     """The actors after a run of one iteration, named `first`."""
     cli("run", TINY, "--run-name", "first", "--set", "iterations=1", "--store", store)
     return actor_pids()
@@ -43,6 +70,27 @@ def prefect(environment: dict[str, str], what: str, query: dict[str, Any]) -> li
 def last_flow_run(environment: dict[str, str], name: str) -> dict[str, Any]:
     query = {"flow_runs": {"name": {"any_": [name]}}, "sort": "START_TIME_DESC"}
     return prefect(environment, "flow_runs", query)[0]
+
+
+def start(environment: dict[str, str], deployment: str, **parameters: Any) -> str:
+    """Id of a flow run of the deployment, to begin at once."""
+    api = environment["PREFECT_API_URL"]
+    name = f"{api}/deployments/name/{deployment}/{deployment}"
+    wait_until(lambda: httpx.get(name, timeout=30).is_success, f"deployment {deployment}", deadline_s=60)
+    url = f"{api}/deployments/{httpx.get(name, timeout=30).json()['id']}/create_flow_run"
+    return httpx.post(url, json={"parameters": parameters}, timeout=30).raise_for_status().json()["id"]
+
+
+def end_of(environment: dict[str, str], flow_run: str, runs: int = 1) -> dict[str, Any]:
+    """The flow run when it has ended for the `runs`-th time."""
+    found: list[dict[str, Any]] = []
+
+    def ended() -> bool:
+        found[:] = prefect(environment, "flow_runs", {"flow_runs": {"id": {"any_": [flow_run]}}})
+        return found[0]["run_count"] == runs and found[0]["state_type"] in ("COMPLETED", "FAILED", "CRASHED")
+
+    wait_until(ended, f"end of {flow_run}", deadline_s=120)
+    return found[0]
 
 
 def task_states(environment: dict[str, str], flow_run_name: str) -> list[tuple[str, str]]:
@@ -141,7 +189,8 @@ def test_cancelled_run_ends_within_seconds_and_goes_on_later(cli, cluster_enviro
     assert records.attempts(0, "rollout") == 1
 
 
-def test_grader_beside_the_config_that_raises_does_not_stall(cli, store, first, tmp_path) -> None:
+def test_nightly_run_has_its_date_and_is_not_done_twice(cluster_environment, store, first, tmp_path) -> None:
+    grader = "{name: 'my_grader:grade'}"
     (tmp_path / "my_grader.py").write_text(
         "def grade(sample):\n"
         "    if len(sample.response_text) % 2:\n"
@@ -150,10 +199,34 @@ def test_grader_beside_the_config_that_raises_does_not_stall(cli, store, first, 
     )
     config = tmp_path / "raising.yaml"
     config.write_text(TINY.read_text())
-    cli("run", config, "--set", "iterations=1", "--set", "reward.terms=[{name: 'my_grader:grade'}]", "--store", store)
-    commit = records_of("raising", store).iteration_commit(0)
+    overrides = ["iterations=1", f"reward.terms=[{grader}]", f"store.uri={store}"]
+    night = start(cluster_environment, "nightly", config=str(config), overrides=overrides)
+    ended = end_of(cluster_environment, night)
+    assert ended["state_type"] == "COMPLETED", ended["state"]
+    run = f"raising-{ended['expected_start_time'][:10].replace('-', '')}"
+    records = records_of(run, store)
+    commit = records.iteration_commit(0)
     assert commit is not None
     assert commit["metrics"]["reward/errors"] > 0
+
+    api = cluster_environment["PREFECT_API_URL"]
+    retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
+    httpx.post(f"{api}/flow_runs/{night}/set_state", json=retry, timeout=30).raise_for_status()
+    again = start(cluster_environment, "train", run=run, store=store, iterations=1)
+    records.pin_start(again, 0)  # as if it had committed iteration 0 itself before a failure
+    for flow_run, runs in ((night, 2), (again, 1)):
+        ended = end_of(cluster_environment, flow_run, runs)
+        assert ended["state_type"] == "COMPLETED", ended["state"]
+    assert last_flow_run(cluster_environment, f"{run}/it0")["state_name"] == "Reused"
+    assert {step: records.attempts(0, step) for step in STEPS} == dict.fromkeys(STEPS, 1)
+
+
+def test_run_whose_driver_fell_silent_is_marked_as_crashed(cluster_environment, first, silent) -> None:
+    ended = end_of(cluster_environment, silent, runs=1)
+    assert ended["state_type"] == "CRASHED"
+    assert "no heartbeat for 10 s" in ended["state"]["message"]
+    registered = prefect(cluster_environment, "automations", {"automations": {"name": {"any_": [NAME]}}})
+    assert [automation["trigger"]["within"] for automation in registered] == [540.0]
 
 
 def test_no_secret_is_kept_anywhere(cli, cluster_environment, s3_store_uri, first) -> None:
