@@ -4,8 +4,9 @@
 
 Trainer, engine and graders run in this one process, without Ray and Prefect: the library's own actors, called in turn.
 Held-out prompts come from another seed, and none of them is among the run's training prompts. They are answered almost
-greedily (temperature 0.01) before the first iteration, every `--every`, and after the last. DIR gets learning.json,
-learning.md and learning.png, anew after each evaluation. Stops after `iterations`, or when the minutes are over.
+greedily (temperature 0.01) before the first iteration, every `--every`, and after the last. DIR gets learning.json anew
+after each iteration, learning.md and learning.png after each evaluation: what ends the run early loses none of them.
+Ends within `--minutes` of its start, the start of the engine and the last evaluation included, or after `iterations`.
 """
 
 import argparse
@@ -36,6 +37,8 @@ from lora_rl.trainer.actor import TrainerActor
 HELD_OUT_SEED = 20_000
 GREEDY = 0.01
 """The lowest temperature that vLLM does not raise."""
+END_S = 5.0
+"""For the picture, and the end of all processes."""
 SHOWN = ("reward/total/mean", "response/tokens/mean", "mismatch/logp_abs/mean", "policy/entropy/mean")
 """Metrics of an iteration that are kept."""
 
@@ -58,20 +61,27 @@ class Curve:
     """What a run shows."""
 
     score: str
+    device: str = field(default_factory=device_name)
+    facts: str = field(default_factory=facts)
     iterations: list[dict[str, float]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
 
-    def write(self, folder: Path, config: RunConfig) -> None:
+    def write_numbers(self, folder: Path, config: RunConfig) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         document = {
-            "device": device_name(),
+            "device": self.device,
             "config": config.model_dump(mode="json"),
             "score": self.score,
             "iterations": self.iterations,
             "evaluations": [asdict(evaluation) for evaluation in self.evaluations],
         }
-        (folder / "learning.json").write_text(json.dumps(document, indent=1))
-        (folder / "learning.md").write_text(f"# Learning\n\n{facts()}\n\n{self.text(config)}\n")
+        beside = folder / "learning.json.part"
+        beside.write_text(json.dumps(document, indent=1))
+        beside.replace(folder / "learning.json")
+
+    def write(self, folder: Path, config: RunConfig) -> None:
+        self.write_numbers(folder, config)
+        (folder / "learning.md").write_text(f"# Learning\n\n{self.facts}\n\n{self.text(config)}\n")
         if self.iterations:
             (folder / "learning.png").write_bytes(self.picture(config))
 
@@ -213,30 +223,37 @@ class Run:
 async def learn(
     config: RunConfig, out: Path, *, minutes: float, every: int, held_out: int, score: str
 ) -> list[Evaluation]:
-    """Trains until `config.iterations` or `minutes` of training are over; the evaluations, the first before all."""
-    curve = Curve(score)
+    """Trains for `config.iterations`, or as long as all is done within `minutes`; the evaluations, one before all."""
+    began, curve = time.perf_counter(), Curve(score)
     with TemporaryDirectory(prefix="lora-rl-learning-") as folder:
         run = Run(config, score, Path(folder))
         try:
             prompts = run.held_out(held_out)
             await run.start()
-            trained_s = 0.0
+            trained_s = evaluation_s = slowest_s = 0.0
 
             async def evaluate(done: int) -> None:
+                nonlocal evaluation_s
+                asked = time.perf_counter()
                 value, tokens = await run.evaluate(prompts)
+                evaluation_s = time.perf_counter() - asked
                 curve.evaluations.append(
                     Evaluation(iterations=done, minutes=trained_s / 60, score=value, tokens=tokens)
                 )
-                print(f"after {done} iterations, {trained_s:.0f} s: held out {score} {value:.1%}", flush=True)
+                took = f"{trained_s:.0f} s of training, {time.perf_counter() - began:.0f} s in all"
+                print(f"after {done} iterations, {took}: held out {score} {value:.1%}", flush=True)
                 curve.write(out, config)
 
             await evaluate(0)
             for it in range(config.iterations):
-                began = time.perf_counter()
+                asked = time.perf_counter()
                 curve.iterations.append(await run.iterate(it))
-                trained_s += time.perf_counter() - began
+                took_s = time.perf_counter() - asked
+                trained_s, slowest_s = trained_s + took_s, max(slowest_s, took_s)
+                curve.write_numbers(out, config)
                 print(it, {name: round(value, 4) for name, value in curve.iterations[-1].items()}, flush=True)
-                over = trained_s > 60 * minutes or it + 1 == config.iterations
+                left_s = 60 * minutes - (time.perf_counter() - began)
+                over = left_s < slowest_s + evaluation_s + END_S or it + 1 == config.iterations
                 if over or (it + 1) % every == 0:
                     await evaluate(it + 1)
                 if over:
@@ -251,7 +268,7 @@ async def learn(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="examples/h200-smollm2.yaml")
-    parser.add_argument("--minutes", type=float, default=6.0, help="of training")
+    parser.add_argument("--minutes", type=float, default=8.5, help="of the whole run")
     parser.add_argument("--every", type=int, default=20, help="iterations between evaluations")
     parser.add_argument("--held-out", type=int, default=256, help="prompts")
     parser.add_argument("--score", default="exact", help="the reward term that is reported")

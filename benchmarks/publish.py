@@ -39,8 +39,8 @@ STAGES = ("export", "transfer", "load", "first_token", "to first token", "store"
 async def measure(case: Case, times: int) -> tuple[int, list[dict[str, float]]]:
     """Bytes of the adapter's weights, and the seconds of each round by stage."""
     path = checkpoint(case)
-    with TemporaryDirectory() as folder, TemporaryDirectory(dir=memory_folder()) as memory:
-        peft = Path(memory, "peft")
+    with TemporaryDirectory(dir=memory_folder()) as folder:
+        peft = Path(folder, "peft")
         states = StoreConfig(uri=f"file://{folder}/states")
         exporter = Exporter(case, path, states)
         engine = make_engine(case, path, max_model_len=512, gpu_memory_utilization=0.5)
@@ -129,8 +129,8 @@ async def main(arguments: argparse.Namespace) -> None:
         "trainer's slot to memory that processes share, cast. Load: into vLLM's slot. Transfer: what the digest, taken "
         "meanwhile, lasts longer. First token: one by the new version, the first half of the probe. To first token: "
         "these four in a row; slowest: the largest of these. Store: the export's blobs and digests, and the trainer's "
-        "probe; in a run beside the load. Publish: finding the staged version, and the whole probe. add_lora: vLLM's "
-        "own call in an engine without our plugin, from files in memory. Engines run eagerly."
+        "probe, with a store in memory; in a run beside the load. Publish: finding the staged version, and the whole "
+        "probe. add_lora: vLLM's own call in an engine without our plugin, from files in memory. Engines run eagerly."
     )
     for name in arguments.cases:
         measured = row(CASES[name], *await measure(CASES[name], arguments.times))

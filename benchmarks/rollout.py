@@ -3,7 +3,7 @@
     python -m benchmarks.rollout [--model NAME] [--requests N] [--tokens N] [--times N] [--eager] [--out FILE]
 
 Random weights of a Qwen3 shape: no answer ends early, all have the full length. The engine is the product's, with
-decoding in a few CUDA graphs and without compilation, or eager; requests go to vLLM as a rollout's do. About three
+decoding in a few CUDA graphs and without compilation, or eager; requests go to vLLM as a rollout's do. About two
 minutes for qwen3-8b on a GPU; `--model tiny-qwen3 --dtype float32` runs on a CPU.
 """
 
@@ -17,7 +17,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from benchmarks.report import RESULTS, append_result, device_kind, table
-from benchmarks.served import GRAPH_SIZES, Case, Exporter, checkpoint, make_engine
+from benchmarks.served import GRAPH_SIZES, Case, Exporter, checkpoint, make_engine, memory_folder
 from lora_rl.config import SamplingConfig, StoreConfig
 from lora_rl.engine import GenerateRequest
 from lora_rl.engine.actor import EngineActor
@@ -30,7 +30,7 @@ PROMPT_TOKENS = 64
 async def measure(arguments: argparse.Namespace, case: Case) -> dict[str, list[tuple[int, float]]]:
     """Tokens and seconds of each rollout, by what it ran under."""
     path = checkpoint(case)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(dir=memory_folder()) as folder:
         store = StoreConfig(uri=f"file://{folder}")
         exporter = Exporter(case, path, store)
         adapters = [exporter.export(name, exporter.state(name, seed), 0, store) for seed, name in enumerate("abcd")]
@@ -43,7 +43,7 @@ async def measure(arguments: argparse.Namespace, case: Case) -> dict[str, list[t
             max_model_len=PROMPT_TOKENS + arguments.tokens,
             max_num_seqs=arguments.requests,
             enforce_eager=arguments.eager,
-            gpu_memory_utilization=0.8,
+            gpu_memory_utilization=0.5,
             cuda_graph_sizes=() if arguments.eager else GRAPH_SIZES,
         )
         await engine.start()

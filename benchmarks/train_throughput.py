@@ -1,15 +1,17 @@
 """Tokens a second and share of a GPU's peak, forward and backward, beside transformers and PEFT in the same run.
 
-    python -m benchmarks.train_throughput [--shapes qwen3-4b ...] [--cases 8x2048 ...] [--slots 1 16] [--profile]
+    python -m benchmarks.train_throughput [--shapes NAME ...] [--cases 8x2048:1,4 ...] [--peft NAME ...] [--minutes M]
 
 Random weights in bfloat16, rank 16 on all linear layers, every token trained, the whole vocabulary. A case is sequences
-times tokens, dealt to the slots. Needs a GPU; about four minutes for one shape on an H200.
+times tokens, and the numbers of slots that they are dealt to. Each row is written as it is measured; where memory does
+not suffice it says so, and what the minutes do not suffice for is left out. Needs a GPU; about seven minutes on an H200
+for three shapes.
 """
 
 import argparse
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from benchmarks.report import RESULTS, append_result, table
 from benchmarks.shapes import SHAPES, make_checkpoint
 from lora_rl.config import AdapterConfig, AlgorithmConfig, SamplingConfig, TrainerConfig
 from lora_rl.data.types import Sample
+from lora_rl.errors import TrainerError
 from lora_rl.trainer.adapter import lora_of
 from lora_rl.trainer.learner import Job, Learner
 from lora_rl.trainer.megatron_compat import init_distributed
@@ -38,7 +41,8 @@ PEAK_TFLOPS = 989.0
 """Dense bfloat16 of an H100 or H200 by its data sheet."""
 PEFT_ROWS = 4096
 """Logits of so many rows live at a time."""
-WARM_UP, TIMES = 2, 4
+WARM_UP, LEAST, MEASURED_S = 2, 2, 1.5
+"""Runs before, and the runs and seconds that are measured at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +51,19 @@ class Case:
 
     sequences: int
     tokens: int
+    slots: tuple[int, ...]
+    """Numbers of slots to deal them to; each divides B."""
 
     @classmethod
     def of(cls, text: str) -> "Case":
-        sequences, tokens = map(int, text.split("x"))
-        return cls(sequences=sequences, tokens=tokens)
+        """`8x2048:1,4` is eight sequences of 2048 tokens, for one slot and for four."""
+        size, _, slots = text.partition(":")
+        sequences, tokens = map(int, size.split("x"))
+        return cls(sequences=sequences, tokens=tokens, slots=tuple(map(int, (slots or "1").split(","))))
+
+    @property
+    def text(self) -> str:
+        return f"{self.sequences}x{self.tokens}"
 
     @property
     def total(self) -> int:
@@ -93,42 +105,54 @@ class Case:
         return batches
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """One line of the table."""
+class Table:
+    """Rows in the result file, each as soon as it is there."""
 
-    name: str
-    case: str
-    tokens_per_s: float
-    tflops: float
-    peak_gib: float
+    HEADER = ("shape", "by", "case", "tokens/s", "TFLOP/s", "of peak", "peak GiB")
+
+    def __init__(self, out: Path, minutes: float) -> None:
+        self._out = out
+        self._end = time.monotonic() + 60 * minutes
+        append_result(out, title="Train throughput", body=table(self.HEADER, []))
+
+    @property
+    def over(self) -> bool:
+        """Whether no time is left for another row."""
+        return time.monotonic() > self._end
+
+    def measure(self, name: str, shape: str, case: Case, config: Qwen3Config, run: Callable[[], Any]) -> None:
+        """Writes the mean of some runs after a warm-up, or that memory does not suffice."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            seconds = _seconds(run)
+        except (torch.OutOfMemoryError, TrainerError) as error:
+            print(f"{shape}, {name}, {case.text}: {error}", flush=True)
+            self._add([shape, name, case.text, "out of memory", "", "", ""])
+            return
+        tflops = case.flops(config) / seconds / 1e12
+        peak_gib = torch.cuda.max_memory_allocated() / 2**30
+        numbers = [f"{case.total / seconds:.0f}", f"{tflops:.0f}", f"{100 * tflops / PEAK_TFLOPS:.0f} %"]
+        self._add([shape, name, case.text, *numbers, f"{peak_gib:.1f}"])
+
+    def _add(self, cells: list[str]) -> None:
+        line = f"| {' | '.join(cells)} |\n"
+        with self._out.open("a") as file:
+            file.write(line)
+        print(line, end="", flush=True)
 
 
-def measure(name: str, case: Case, config: Qwen3Config, run: Callable[[], Any]) -> Measured | None:
-    """Mean of some runs after a warm-up; None where memory does not suffice."""
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    try:
-        for _ in range(WARM_UP):
-            run()
+def _seconds(run: Callable[[], Any]) -> float:
+    """Of one run, on average."""
+    for _ in range(WARM_UP):
+        run()
+    torch.cuda.synchronize()
+    began, times = time.perf_counter(), 0
+    while times < LEAST or time.perf_counter() - began < MEASURED_S:
+        run()
         torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(TIMES):
-            run()
-        torch.cuda.synchronize()
-    except torch.OutOfMemoryError:
-        print(f"{name}, {case.sequences}x{case.tokens}: out of memory", flush=True)
-        return None
-    seconds = (time.perf_counter() - began) / TIMES
-    result = Measured(
-        name=name,
-        case=f"{case.sequences}x{case.tokens}",
-        tokens_per_s=case.total / seconds,
-        tflops=case.flops(config) / seconds / 1e12,
-        peak_gib=torch.cuda.max_memory_allocated() / 2**30,
-    )
-    print(result, flush=True)
-    return result
+        times += 1
+    return (time.perf_counter() - began) / times
 
 
 @contextmanager
@@ -205,63 +229,70 @@ def profiled(run: Callable[[], Any]) -> str:
     return profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=90)
 
 
-def run_shape(arguments: argparse.Namespace, shape: str) -> list[Measured | None]:
-    cases, results = [Case.of(text) for text in arguments.cases], []
+def run_shape(arguments: argparse.Namespace, shape: str, rows: Table) -> None:
+    cases = [Case.of(text) for text in arguments.cases]
     with TemporaryDirectory(dir="/dev/shm") as directory:
-        config = make_checkpoint(SHAPES[shape], Path(directory) / shape, device="cuda")
+        path = Path(directory) / shape
+        config = make_checkpoint(SHAPES[shape], path, device="cuda")
+        free()
         for recompute in (False, True):
-            note = ", recompute" if recompute else ""
-            with ours(Path(directory) / shape, recompute) as (model, bank):
-                for case in cases:
-                    for slots in [1] if recompute else [slots for slots in arguments.slots if slots <= case.sequences]:
-                        name = f"lora-rl, {slots} slots{note}"
-                        results.append(measure(name, case, config, our_step(model, bank, case, slots)))
-                        if arguments.profile and not recompute:
-                            name = f"profile-{shape}-{case.sequences}x{case.tokens}-{slots}.txt"
-                            (arguments.profile / name).write_text(profiled(our_step(model, bank, case, slots)))
-                        for slot in range(slots):
-                            bank.clear(slot)
-                # the name would keep the model in memory beside the next
-                del model, bank
-            if not arguments.without_peft:
-                with theirs(config, recompute) as model:
-                    for case in cases:
-                        name = f"transformers + PEFT{note}"
-                        results.append(measure(name, case, config, their_step(model, config, case)))
-                    del model
-    return results
+            run_ours(arguments, shape, path, config, cases, recompute, rows)
+            if shape in arguments.peft:
+                run_theirs(shape, config, cases, recompute, rows)
 
 
-def report(shape: str, results: list[Measured | None]) -> str:
-    rows = [
-        [
-            result.name,
-            result.case,
-            f"{result.tokens_per_s:.0f}",
-            f"{result.tflops:.0f}",
-            f"{100 * result.tflops / PEAK_TFLOPS:.0f} %",
-            f"{result.peak_gib:.1f}",
-        ]
-        for result in results
-        if result is not None
-    ]
-    return f"### {shape}\n\n" + table(["", "case", "tokens/s", "TFLOP/s", "of peak", "peak GiB"], rows)
+def run_ours(
+    arguments: argparse.Namespace,
+    shape: str,
+    path: Path,
+    config: Qwen3Config,
+    cases: Sequence[Case],
+    recompute: bool,
+    rows: Table,
+) -> None:
+    note = ", recompute" if recompute else ""
+    with ours(path, recompute) as (model, bank):
+        for case, slots in [(each, slots) for each in cases for slots in each.slots]:
+            if rows.over:
+                break
+            rows.measure(f"lora-rl, {slots} slots{note}", shape, case, config, our_step(model, bank, case, slots))
+            if arguments.profile and not recompute:
+                name = f"profile-{shape}-{case.text}-{slots}.txt"
+                (arguments.profile / name).write_text(profiled(our_step(model, bank, case, slots)))
+            for slot in range(slots):
+                bank.clear(slot)
+        # the names would keep the model in memory beside the next
+        del model, bank
+
+
+def run_theirs(shape: str, config: Qwen3Config, cases: Sequence[Case], recompute: bool, rows: Table) -> None:
+    note = ", recompute" if recompute else ""
+    with theirs(config, recompute) as model:
+        for case in cases:
+            if not rows.over:
+                name = f"transformers + PEFT{note}"
+                rows.measure(name, shape, case, config, their_step(model, config, case))
+            for parameter in model.parameters():
+                parameter.grad = None
+        del model
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shapes", nargs="+", default=["qwen3-4b"], choices=SHAPES)
-    parser.add_argument("--cases", nargs="+", default=["8x2048", "1x16384"])
-    parser.add_argument("--slots", nargs="+", type=int, default=[1, 16])
-    parser.add_argument("--without-peft", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=["qwen3-4b", "qwen3-0.6b", "qwen3-8b"], choices=SHAPES)
+    parser.add_argument("--cases", nargs="+", default=["8x2048:1,4", "1x16384", "16x2048:16", "32x2048:32"])
+    parser.add_argument("--peft", nargs="*", default=["qwen3-4b"], choices=SHAPES, help="shapes to compare with PEFT")
+    parser.add_argument("--minutes", type=float, default=8.0, help="no row is begun after them")
     parser.add_argument("--profile", type=Path, help="folder for profiles of our steps")
     parser.add_argument("--out", type=Path, default=RESULTS / "train_throughput-gpu.md")
     return parser.parse_args()
 
 
 def main(arguments: argparse.Namespace) -> None:
+    rows = Table(arguments.out, arguments.minutes)
     for shape in arguments.shapes:
-        append_result(arguments.out, title="Train throughput", body=report(shape, run_shape(arguments, shape)))
+        if not rows.over:
+            run_shape(arguments, shape, rows)
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ class MappedLoraManager(LRUCacheWorkerLoRAManager):
 def read_tensors(path: Path, device: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file, all views of one copy of it on `device`."""
     bytes_N = _files(device).read(path)
-    (length,) = struct.unpack("<Q", bytes_N[:8].numpy())
+    (length,) = struct.unpack("<Q", bytes_N[:8].numpy().tobytes())
     header = json.loads(bytes_N[8 : 8 + length].numpy().tobytes())
     header.pop("__metadata__", None)
     # the copy is ours: the file's owner may write the next version there, and scaling is multiplied in place

@@ -35,7 +35,8 @@ ROOM = 2**30
 
 CHUNK = 2 * 2**20
 """Bytes that a thread digests at a time: the last ones are soon done."""
-THREADS = min(16, os.cpu_count() or 1)
+THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
+"""That digest; the other cores load meanwhile."""
 
 logger = logging.getLogger("lora_rl.store")
 

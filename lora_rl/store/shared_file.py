@@ -8,6 +8,7 @@ import mmap
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class SharedFile:
     def close(self) -> None:
         """Lets go of the file; tensors that still view it keep it mapped."""
         if self._locked:
-            torch.cuda.cudart().cudaHostUnregister(self.bytes_N.data_ptr())
+            _cuda().cudaHostUnregister(self.bytes_N.data_ptr())
         del self.bytes_N, self.memory
 
 
@@ -77,9 +78,13 @@ def _is_at(path: Path, identity: tuple[int, ...]) -> bool:
     return False
 
 
+def _cuda() -> Any:
+    return torch.cuda.cudart()
+
+
 def _lock(bytes_N: Tensor) -> bool:
     """Locks the pages for the GPU; where the system refuses, copies are slower and that is all."""
-    code = int(torch.cuda.cudart().cudaHostRegister(bytes_N.data_ptr(), bytes_N.numel(), PORTABLE))
+    code = int(_cuda().cudaHostRegister(bytes_N.data_ptr(), bytes_N.numel(), PORTABLE))
     if code:
         logger.warning("shared memory: CUDA error %d as its pages were to be locked; copies are slower", code)
         with suppress(RuntimeError):  # torch would raise it at the next launch, whatever that is
