@@ -107,13 +107,26 @@ class GraderProcess:
             await asyncio.get_running_loop().sock_sendall(self._channel, message)
 
     async def _receive(self, deadline_s: float) -> dict[str, Any]:
-        """The next message. Raises TimeoutError, and EOFError when the process has ended."""
-        async with asyncio.timeout(deadline_s):
-            while (end := self._received.find(b"\n")) < 0:
-                received = await asyncio.get_running_loop().sock_recv(self._channel, RECEIVE_BYTES)
-                if not received:
-                    raise EOFError
-                self._received += received
+        """The next message. Raises TimeoutError, and EOFError when the process has ended.
+
+        What is here at the deadline counts, also where this process was too busy to read it before.
+        """
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + deadline_s
+        while (end := self._received.find(b"\n")) < 0:
+            arriving = asyncio.ensure_future(loop.sock_recv(self._channel, RECEIVE_BYTES))
+            try:
+                # not asyncio.timeout: it drops what arrives in the same turn of the loop
+                await asyncio.wait([arriving], timeout=max(give_up - loop.time(), 0.0))
+            finally:
+                if not arriving.done():
+                    arriving.cancel()
+                    await asyncio.wait([arriving])
+            if arriving.cancelled():
+                raise TimeoutError
+            if not (received := arriving.result()):
+                raise EOFError
+            self._received += received
         message = bytes(self._received[:end])
         del self._received[: end + 1]
         return json.loads(message)

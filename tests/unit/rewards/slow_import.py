@@ -4,7 +4,7 @@ import time
 
 from lora_rl.data.types import Sample
 
-_until = time.monotonic() + 1.5
+_until = time.monotonic() + 4.0
 while time.monotonic() < _until:
     pass
 
