@@ -24,8 +24,8 @@ from lora_rl.errors import ActorLost, DeadlineExceeded, PeerFailed
 logger = logging.getLogger("lora_rl.cluster")
 
 LOGS_DEADLINE_S = 10.0
-CAUSE_DEADLINE_S = 10.0
-"""In which Ray has noticed that a process died, after its peers have."""
+CAUSE_DEADLINE_S = 60.0
+"""In which Ray has noticed that a process died, after its peers have, on a busy machine too."""
 
 END_S = 30.0
 """Within this a process that was killed is gone."""

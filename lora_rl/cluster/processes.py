@@ -16,6 +16,9 @@ from lora_rl.errors import ClusterError, DeadlineExceeded
 from lora_rl.home import home
 from lora_rl.parent_death import kill_me_with_parent
 
+KILLED_S = 60.0
+"""Within this a process that was killed is gone, also a large one on a busy machine."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
@@ -63,10 +66,13 @@ def end(server: Server, grace_s: float = 15.0) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
     left = {*_wait(family, grace_s), *_family(server)}
-    for survivor in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            survivor.kill()
-    _wait(left, 5)
+    give_up = time.monotonic() + KILLED_S
+    while left and time.monotonic() < give_up:
+        for survivor in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                survivor.kill()
+        _wait(left, give_up - time.monotonic())
+        left = _family(server)  # one may have started another before it was killed
     return bool(family)
 
 
