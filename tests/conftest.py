@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from lora_rl.cluster import workstation
-from lora_rl.cluster.processes import free_port
+from tests.processes import free_ports
 from tests.s3 import BUCKET, S3Process, moto, seaweedfs
 
 os.environ |= {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -54,7 +54,8 @@ def cluster_environment(s3_store_uri: str, tmp_path_factory: pytest.TempPathFact
     with pytest.MonkeyPatch.context() as patch:
         for name in ("LORA_RL_HOME", "PREFECT_HOME"):
             patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))
-        station = workstation.up(ray_port=free_port(), prefect_port=free_port())
+        ray_port, prefect_port = free_ports(2)
+        station = workstation.up(ray_port=ray_port, prefect_port=prefect_port)
         try:
             yield {**os.environ, "RAY_ADDRESS": station.ray_address, "PREFECT_API_URL": station.prefect_api_url}
         finally:

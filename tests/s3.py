@@ -3,12 +3,9 @@
 import http.client
 import http.server
 import shutil
-import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
@@ -16,29 +13,10 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from tests.processes import free_ports, wait_until
+
 BUCKET = "lora-rl-test"
 ACCESS_KEY, SECRET_KEY = "lora-access", "lora-secret-7d1f"
-START_DEADLINE_S = 30.0
-
-
-def wait_until(ready: Callable[[], bool], what: str, deadline_s: float = START_DEADLINE_S) -> None:
-    """Polls until `ready()`. Raises TimeoutError that names `what`."""
-    end = time.monotonic() + deadline_s
-    while not ready():
-        if time.monotonic() > end:
-            raise TimeoutError(f"{what}: not ready after {deadline_s} s")
-        time.sleep(0.05)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def aws_environment(endpoint: str) -> dict[str, str]:
@@ -184,7 +162,7 @@ class FaultyProxy:
         headers = dict(request.headers.items())
         if fault is Fault.IGNORE_CONDITION:
             headers.pop("If-None-Match", None)
-        connection = http.client.HTTPConnection(self._target, timeout=30)
+        connection = http.client.HTTPConnection(self._target, timeout=120)
         if fault is Fault.CUT_REQUEST:
             connection.putrequest(request.command, request.path, skip_host=True, skip_accept_encoding=True)
             for name, value in headers.items():

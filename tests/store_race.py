@@ -16,9 +16,9 @@ def race(uri: str, keys: list[str], contenders: int) -> list[list[dict[str, Any]
     ]
     for process in processes:
         process.start()
-    seen = [results.get(timeout=60) for _ in processes]
+    seen = [results.get(timeout=200) for _ in processes]
     for process in processes:
-        process.join(10)
+        process.join(60)
     return seen
 
 
@@ -27,6 +27,6 @@ def _contend(uri: str, keys: list[str], number: int, barrier, results) -> None:
     store.read(keys[0])  # the connection is open before the start
     seen = []
     for key in keys:
-        barrier.wait(60)
+        barrier.wait(200)
         seen.append(store.create(key, {"by": number}))
     results.put(seen)

@@ -131,7 +131,7 @@ def run_part(part: Part, arguments: argparse.Namespace, report: Report, log: IO[
         # what a section started and left, too; servers of a workstation have sessions of their own
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    reader.join(5)
+    reader.join(60)
     if how:
         report.add(Finding(section=part.sections[0], name="process", value=how, rule="ends with 0", ok=False))
     report.ended(part, time.perf_counter() - began)

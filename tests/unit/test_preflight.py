@@ -11,6 +11,12 @@ from lora_rl.preflight import GIB, RUNTIME_GIB, check_run
 from tests.builders import make_peft_directory
 
 
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough of it, whatever else runs on the machine."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 64 * GIB}))
+
+
 def config(folder: Path, **sections: Any):
     values: dict[str, Any] = {
         "run_name": "checked",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lora_rl.cli import main
@@ -24,7 +25,8 @@ class Ended:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of a user whose home and environment hold nothing of ours."""
+    """The working directory of a user whose home and environment hold nothing of ours, with enough free memory."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 64 * 2**30}))
     for name in [name for name in os.environ if name.startswith(("AWS_", "LORA_RL_"))]:
         monkeypatch.delenv(name)
     for name in ("RAY_ADDRESS", "PREFECT_API_URL"):

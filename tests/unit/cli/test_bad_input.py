@@ -9,6 +9,7 @@ import pytest
 
 from lora_rl.config import load_config
 from lora_rl.store import RunRecords, open_store
+from tests.processes import free_ports
 from tests.s3 import S3Process
 
 
@@ -169,12 +170,10 @@ def test_number_that_is_no_port_is_refused(cli, folder, command, option, port) -
 
 @pytest.mark.parametrize(("option", "other"), [("--prefect-port", "--ray-port"), ("--ray-port", "--prefect-port")])
 def test_taken_port_is_refused_and_nothing_started(cli, folder, option, other) -> None:
-    with socket.socket() as taken, socket.socket() as free:
-        for one in (taken, free):
-            one.bind(("127.0.0.1", 0))
+    port, other_port = free_ports(2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
         taken.listen()
-        port, other_port = taken.getsockname()[1], free.getsockname()[1]
-        free.close()
         ended = cli("up", option, str(port), other, str(other_port))
     assert ended.status == 1
     assert f"{option}: port {port} is taken" in ended.text

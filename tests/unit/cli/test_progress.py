@@ -8,7 +8,7 @@ from lora_rl.cli import progress
 from lora_rl.config import StoreConfig
 from lora_rl.errors import StoreError
 from lora_rl.store import STEPS, RunRecords, open_store
-from tests.s3 import wait_until
+from tests.processes import wait_until
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_each_commit_is_printed_once_and_those_before_the_start_are_not(records:
     commit(records, 0)
     with progress.show_progress(Console(file=output, width=200), "run", records, 3):
         commit(records, 1)
-        wait_until(lambda: "it    1" in output.getvalue(), "the line of iteration 1", deadline_s=10)
+        wait_until(lambda: "it    1" in output.getvalue(), "the line of iteration 1")
         commit(records, 2)
     lines = [line for line in output.getvalue().splitlines() if line.startswith("run it")]
     assert [line.split()[2] for line in lines] == ["1", "2"]
@@ -47,7 +47,7 @@ def test_store_that_fails_for_a_moment_does_not_end_the_display(
         with pytest.raises(StoreError, match="read failed"):
             read(0)
         seen = len(polls)
-        wait_until(lambda: len(polls) > seen + 1, "another look at the store", deadline_s=10)
+        wait_until(lambda: len(polls) > seen + 1, "another look at the store")
         obstacle.rmdir()
         commit(records, 0)
-        wait_until(lambda: "it    0" in output.getvalue(), "the line of iteration 0", deadline_s=10)
+        wait_until(lambda: "it    0" in output.getvalue(), "the line of iteration 0")

@@ -4,7 +4,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from lora_rl.cluster.processes import Server, end, last_lines, require_free_port, spawn, wait_for_http
 from lora_rl.errors import ClusterError, DeadlineExceeded
-from tests.s3 import free_ports, wait_until
+from tests.processes import free_ports, running, wait_until
 
 PARENT = textwrap.dedent("""
     import subprocess, sys
@@ -28,13 +27,6 @@ PARENT = textwrap.dedent("""
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LORA_RL_HOME", str(tmp_path))
     return tmp_path
-
-
-def running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def parent_and_child(*, stubborn: bool = False) -> tuple[Server, int]:
@@ -59,10 +51,9 @@ def test_end_finds_the_child_of_a_server_that_was_killed() -> None:
     os.kill(server.pid, signal.SIGKILL)
     wait_until(lambda: not server.alive, "death")
     assert running(child)
-    begun = time.monotonic()
-    assert end(server)
+    # the test's own deadline comes first, should it wait for an orphan that ended and that nobody reaps
+    assert end(server, grace_s=3600)
     assert not running(child)
-    assert time.monotonic() - begun < 5, "waited for an orphan that ended and that nobody reaps"
 
 
 def test_end_leaves_a_later_process_with_the_same_number_alone() -> None:
@@ -98,11 +89,11 @@ def test_server_that_dies_with_us_ends_when_we_are_killed() -> None:
             print(server.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL
     dies, stays = (int(line) for line in done.stdout.split())
     try:
-        wait_until(lambda: not running(dies), "death", deadline_s=5)
+        wait_until(lambda: not running(dies), "death")
         assert running(stays)
     finally:
         os.kill(stays, signal.SIGKILL)
@@ -115,10 +106,10 @@ def test_environment_and_output_reach_the_server() -> None:
 
 
 def test_taken_port_is_named_with_the_option() -> None:
+    (port,) = free_ports(1)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", port))
         taken.listen()
-        port = taken.getsockname()[1]
         with pytest.raises(ClusterError, match=f"--ray-port: port {port} is taken .*choose another"):
             require_free_port(port, "--ray-port")
     require_free_port(port, "--ray-port")
@@ -127,7 +118,7 @@ def test_taken_port_is_named_with_the_option() -> None:
 def test_waiting_for_a_server_that_ends_tells_its_last_words() -> None:
     server = spawn("fails", [sys.executable, "-c", "raise SystemExit('no such table')"], {})
     with pytest.raises(ClusterError, match=r"(?s)fails ended while starting; see .*fails\.log.*no such table"):
-        wait_for_http(server, f"http://127.0.0.1:{free_ports(1)[0]}/", deadline_s=30)
+        wait_for_http(server, f"http://127.0.0.1:{free_ports(1)[0]}/", deadline_s=120)
 
 
 def test_waiting_for_a_server_that_never_answers_ends_with_the_deadline() -> None:

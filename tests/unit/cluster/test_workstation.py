@@ -12,7 +12,7 @@ from lora_rl.cluster import workstation
 from lora_rl.cluster.processes import spawn
 from lora_rl.cluster.workstation import SERVERS, Workstation, current_workstation, down, require_prefect, up
 from lora_rl.errors import ClusterError
-from tests.s3 import free_ports, wait_until
+from tests.processes import free_ports, wait_until
 
 
 @pytest.fixture(autouse=True)

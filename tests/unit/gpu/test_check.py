@@ -15,7 +15,7 @@ def run(tmp_path: Path):
     """Runs sections of `sections.py` in a process, and returns the report's rows."""
     report = Report(tmp_path)
 
-    def run(*sections: str, deadline_s: float = 60.0) -> list[list[str]]:
+    def run(*sections: str, deadline_s: float = 200.0) -> list[list[str]]:
         part = Part("tests.unit.gpu.sections", sections, deadline_s)
         run_part(part, argparse.Namespace(tiny=True, out=tmp_path), report, io.StringIO())
         return [finding.row() for finding in report.findings]

@@ -15,7 +15,7 @@ from lora_rl.store import BlobRef, open_store
 from tests.unit.rollout.engines import MemoryEngine, StuckEngine
 
 EXACT = RewardConfig(workers=1)
-DEADLINE_S = 30
+DEADLINE_S = 120
 
 
 @pytest.fixture
@@ -174,8 +174,10 @@ def raises(sample) -> float:
 
 
 async def test_starting_twice_loads_once_and_a_model_without_chat_template_is_refused(actor, tmp_path):
-    first, second = await actor.start(), await actor.start()
-    assert second["seconds"] < first["seconds"]
+    await actor.start()
+    loaded = actor._renderer
+    await actor.start()
+    assert actor._renderer is loaded is not None
     tokenizer = make_tokenizer(512)
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path / "base")
