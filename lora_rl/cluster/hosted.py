@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 
 from lora_rl.cluster.calls import call
 from lora_rl.cluster.logs import LogDraining
-from lora_rl.cluster.processes import free_port
+from lora_rl.cluster.processes import held_port
 
 
 def see_only(gpus: str | None) -> None:
@@ -109,7 +109,9 @@ class TrainerHost(LogDraining):
     def rendezvous(self) -> str:
         """An address on this rank's node where all ranks can meet."""
         node = ray.util.get_node_ip_address()
-        return f"tcp://{node}:{free_port(node)}"
+        # until the trainer listens there, after imports that take seconds, no other process may be given the port
+        self._meeting = held_port(node)
+        return f"tcp://{node}:{self._meeting.getsockname()[1]}"
 
     def start(self, **arguments: Any) -> dict[str, Any]:
         return self._trainer.start(**arguments)

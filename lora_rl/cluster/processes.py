@@ -118,11 +118,15 @@ def require_free_port(port: int, option: str) -> None:
             ) from error
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    """A port of this host's `address` that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return probe.getsockname()[1]
+def held_port(address: str = "127.0.0.1") -> socket.socket:
+    """Bound to a free port of this host's `address`, which nobody gets by chance until it is closed.
+
+    A server that sets SO_REUSEADDR, as most do, can listen there meanwhile.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((address, 0))
+    return held
 
 
 def wait_for_http(server: Server, url: str, deadline_s: float) -> None:

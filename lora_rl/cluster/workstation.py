@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from lora_rl.cluster.processes import Server, end, free_port, last_lines, require_free_port, spawn, wait_for_http
+from lora_rl.cluster.processes import Server, end, held_port, last_lines, require_free_port, spawn, wait_for_http
 from lora_rl.cluster.token import token_environment
 from lora_rl.errors import ClusterError, DeadlineExceeded
 from lora_rl.home import home
@@ -123,14 +123,15 @@ def down() -> list[str]:
 @contextmanager
 def private_prefect_server() -> Iterator[str]:
     """URL of a Prefect API of our own, for a run without a server. It ends with this process, however that ends."""
-    port = free_port()
-    server = spawn("prefect-private", _prefect_command(port), _prefect_env(port), dies_with_us=True)
-    try:
-        url = f"http://127.0.0.1:{port}/api"
-        wait_for_http(server, f"{url}/health", START_DEADLINE_S)
-        yield url
-    finally:
-        end(server)
+    with held_port() as held:
+        port = held.getsockname()[1]
+        server = spawn("prefect-private", _prefect_command(port), _prefect_env(port), dies_with_us=True)
+        try:
+            url = f"http://127.0.0.1:{port}/api"
+            wait_for_http(server, f"{url}/health", START_DEADLINE_S)
+            yield url
+        finally:
+            end(server)
 
 
 def _prefect_command(port: int) -> list[str]:

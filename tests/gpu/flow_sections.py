@@ -9,12 +9,12 @@ import time
 import psutil
 
 from lora_rl.cluster import workstation
-from lora_rl.cluster.processes import free_port
 from lora_rl.cluster.token import token_environment
 from lora_rl.config import load_config
 from lora_rl.store import STEPS, RunRecords, open_store
 from tests.gpu.findings import Findings
 from tests.gpu.scale import Scale
+from tests.processes import free_ports
 from tests.resume.conftest import ROOT
 from tests.resume.driver import HOSTS
 
@@ -36,7 +36,8 @@ def flow(found: Findings, scale: Scale) -> None:
     records = RunRecords(open_store(config.store), RUN)
     records.create_run(config.model_dump(mode="json"), config.sha256)
     began = time.perf_counter()
-    station = workstation.up(ray_port=free_port(), prefect_port=free_port())
+    ray_port, prefect_port = free_ports(2)
+    station = workstation.up(ray_port=ray_port, prefect_port=prefect_port)
     try:
         found.note("seconds to start Ray and Prefect", time.perf_counter() - began)
         environment = {

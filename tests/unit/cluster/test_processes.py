@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lora_rl.cluster.processes import Server, end, last_lines, require_free_port, spawn, wait_for_http
+from lora_rl.cluster.processes import Server, end, held_port, last_lines, require_free_port, spawn, wait_for_http
 from lora_rl.errors import ClusterError, DeadlineExceeded
 from tests.processes import free_ports, running, wait_until
 
@@ -113,6 +113,15 @@ def test_taken_port_is_named_with_the_option() -> None:
         with pytest.raises(ClusterError, match=f"--ray-port: port {port} is taken .*choose another"):
             require_free_port(port, "--ray-port")
     require_free_port(port, "--ray-port")
+
+
+def test_a_held_port_is_given_to_nobody_else_and_a_server_can_listen_there() -> None:
+    with held_port() as held, socket.socket() as other:
+        address = held.getsockname()
+        with pytest.raises(OSError, match="in use"):
+            other.bind(address)
+        with socket.create_server(address), socket.create_connection(address, timeout=60):
+            pass
 
 
 def test_waiting_for_a_server_that_ends_tells_its_last_words() -> None:
