@@ -3,10 +3,10 @@
 import asyncio
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.inputs import tokens_input
@@ -19,7 +19,10 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from lora_rl.config import EngineConfig
 from lora_rl.errors import EngineDied, EngineError
 
+T = TypeVar("T")
+
 GIB = 2**30
+ALIVE_POLL_S = 0.5
 CPU_BATCH_TOKENS = 4096
 """Tokens of one forward pass on a CPU."""
 
@@ -113,9 +116,9 @@ class VllmClient:
     async def add_lora(self, lora: LoRARequest) -> None:
         """Loads an adapter. Raises EngineError with vLLM's reason."""
         try:
-            loaded = await self._llm.add_lora(lora)
-        except EngineDeadError as error:
-            raise _dead() from error
+            loaded = await self._answered(self._llm.add_lora(lora))
+        except EngineDied:
+            raise
         except Exception as error:  # vLLM passes on whatever its worker raised
             raise EngineError(f"{lora.lora_name}: vLLM refused the adapter: {error}") from error
         if not loaded:
@@ -123,18 +126,15 @@ class VllmClient:
 
     async def remove_lora(self, lora_id: int) -> None:
         """Unloads an adapter; done also where it is not loaded."""
-        try:
-            await self._llm.remove_lora(lora_id)
-        except EngineDeadError as error:
-            raise _dead() from error
+        await self._answered(self._llm.remove_lora(lora_id))
 
     async def sleep(self) -> None:
         """Moves weights and loaded adapters to the host and frees the KV cache; on a CPU only scheduling stops."""
-        await self._llm.sleep(level=1)
+        await self._answered(self._llm.sleep(level=1))
 
     async def wake(self) -> None:
         """Brings back what `sleep` moved."""
-        await self._llm.wake_up()
+        await self._answered(self._llm.wake_up())
 
     def decode(self, tokens: list[int]) -> str:
         """Text of `tokens`, without special ones."""
@@ -148,6 +148,20 @@ class VllmClient:
     def shutdown(self) -> None:
         """Ends vLLM's processes."""
         self._llm.shutdown()
+
+    async def _answered(self, call: Awaitable[T]) -> T:
+        """The answer to a call that is no request. vLLM fails requests when it dies, but never ends such a call."""
+        answer = asyncio.ensure_future(call)
+        try:
+            while not answer.done():
+                await asyncio.wait([answer], timeout=ALIVE_POLL_S)
+                if self.dead and not answer.done():
+                    raise _dead()
+            return answer.result()
+        except EngineDeadError as error:
+            raise _dead() from error
+        finally:
+            answer.cancel()
 
     async def _run(self, requests: Sequence[EngineRequest], *, paused: bool) -> list[RequestOutput]:
         batch = next(self._numbers)
@@ -163,10 +177,10 @@ class VllmClient:
 
     async def _submit_paused(self, ids: list[str], requests: Sequence[EngineRequest]) -> list[Any]:
         try:
-            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            await self._answered(self._llm.pause_generation(mode="keep", clear_cache=False))
             return await self._submit(ids, requests)
         finally:
-            await self._llm.resume_generation()
+            await self._answered(self._llm.resume_generation())
 
     async def _submit(self, ids: list[str], requests: Sequence[EngineRequest]) -> list[Any]:
         collectors = []
