@@ -23,7 +23,7 @@ def drive(cluster_environment: dict[str, str]) -> Callable[..., None]:
     def drive(run: str, store: str, *fate: str) -> None:
         command = [sys.executable, "-m", "tests.resume.driver", run, store, str(ITERATIONS), *fate]
         done = subprocess.run(
-            command, env=cluster_environment, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+            command, env=cluster_environment, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
         )
         expected = -signal.SIGKILL if fate and "driver" in fate[0] else 0
         assert done.returncode == expected, f"{done.returncode} {fate}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
@@ -58,5 +58,5 @@ def uninterrupted(
     store = f"file://{tmp_path_factory.mktemp('uninterrupted')}"
     records = new_run("uninterrupted", store)
     command = [sys.executable, "-m", "tests.resume.driver", "uninterrupted", store, str(ITERATIONS)]
-    subprocess.run(command, env=cluster_environment, cwd=ROOT, check=True, timeout=280)
+    subprocess.run(command, env=cluster_environment, cwd=ROOT, check=True, timeout=600)
     return results(records)

@@ -11,12 +11,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import psutil
-
 from flows.train import train
 from lora_rl.cluster.connect import connect
 from lora_rl.cluster.workstation import current_workstation
 from lora_rl.store import RunRecords, StepRecord
+from tests.processes import named_children
 
 HOSTS = {"engine": "ray::EngineHost", "trainer": "ray::TrainerHost", "rollout": "ray::RolloutHost"}
 
@@ -26,9 +25,11 @@ def kill(victims: list[str]) -> None:
     station = current_workstation()
     assert station is not None
     ray = next(server for server in station.servers if server.name == "ray")
-    for process in psutil.Process(ray.pid).children(recursive=True):
-        if any(process.name().startswith(HOSTS[victim]) for victim in victims if victim != "driver"):
-            process.kill()
+    for victim in (HOSTS[name] for name in victims if name != "driver"):
+        actors = named_children(ray.pid, victim)
+        assert actors, f"{victim}: not there to be killed"
+        for actor in actors:
+            actor.kill()
     if "driver" in victims:
         os.kill(os.getpid(), signal.SIGKILL)
 

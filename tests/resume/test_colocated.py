@@ -8,7 +8,7 @@ TURNS = ("sleep_s", "onload_s", "offload_s", "wake_s")
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_colocated_run_takes_turns_and_ends_with_the_same_bits(drive, tmp_path, uninterrupted):
     store = f"file://{tmp_path}"
     records = new_run("turns", store, "placement.mode=colocated")

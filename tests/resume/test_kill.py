@@ -17,7 +17,7 @@ def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_driver_killed_before_and_after_every_commit_ends_bit_identical(drive, store_uri, uninterrupted):
     records = new_run("killed", store_uri)
     for commit in (*STEPS, "COMMIT"):
@@ -32,7 +32,7 @@ def test_driver_killed_before_and_after_every_commit_ends_bit_identical(drive, s
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("victims", "when", "step"),
     [

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from lora_rl.cluster.workstation import current_workstation
 from lora_rl.config import StoreConfig
 from lora_rl.store import RunRecords, open_store
+from tests.processes import named_children
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "examples" / "tiny.yaml"
@@ -42,7 +42,7 @@ def cli(cluster_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=600,
             check=False,
         )
         text = done.stdout + done.stderr
@@ -63,9 +63,4 @@ def actor_pids() -> dict[str, int]:
     station = current_workstation()
     assert station is not None
     ray = next(server for server in station.servers if server.name == "ray")
-    found = {}
-    for process in psutil.Process(ray.pid).children(recursive=True):
-        for host in HOSTS:
-            if process.name().startswith(host[:15]):
-                found[host] = process.pid
-    return found
+    return {host: process.pid for host in HOSTS for process in named_children(ray.pid, host)}

@@ -5,17 +5,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from lora_rl.cluster import workstation
-from lora_rl.cluster.processes import free_port
 from tests.integration.cli.conftest import PROGRAM
-from tests.s3 import wait_until
+from tests.processes import free_ports, running, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -30,27 +30,26 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dic
 
 def command(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [PROGRAM, *arguments], env=environment, capture_output=True, text=True, timeout=150, check=False
+        [PROGRAM, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 
-def sessions(station: workstation.Workstation) -> list[psutil.Process]:
+def sessions(station: workstation.Workstation) -> list[int]:
     """Every process in a session of one of its servers."""
     leaders = {server.pid for server in station.servers}
     found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) in leaders and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError):
+            if os.getsid(pid) in leaders and running(pid):
+                found.append(pid)
     return found
 
 
 def test_down_ends_all_that_up_started_and_nothing_else(environment) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
     try:
-        up = command(environment, "up", "--ray-port", str(free_port()), "--prefect-port", str(free_port()))
+        ray_port, prefect_port = map(str, free_ports(2))
+        up = command(environment, "up", "--ray-port", ray_port, "--prefect-port", prefect_port)
         assert up.returncode == 0, up.stdout + up.stderr
         station = workstation.current_workstation()
         assert station is not None

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -12,12 +13,15 @@ import ray
 import ray.cloudpickle
 from ray.actor import ActorHandle
 
-from lora_rl.cluster.actors import ActorGroup, Cast, find_or_start, started
+from lora_rl.cluster.actors import ActorGroup, Cast, ended, find_or_start, started
 from lora_rl.cluster.calls import call
 from lora_rl.cluster.connect import connect, disconnect
 from lora_rl.errors import ActorLost, DeadlineExceeded, EngineError, PeerFailed
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+PATIENCE_S = 120.0
+"""For what takes a second or two where nothing else runs."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,7 +39,7 @@ class Host:
 
     def __init__(self, word: str = "hello") -> None:
         self.word = word
-        self.cancelled = 0
+        self.begun = self.cancelled = 0
 
     async def start(self, **arguments: str) -> str:
         return self.word
@@ -44,14 +48,16 @@ class Host:
         return os.getpid()
 
     async def wait(self) -> None:
+        self.begun += 1
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
 
-    async def times_cancelled(self) -> int:
-        return self.cancelled
+    async def waits(self) -> tuple[int, int]:
+        """How many calls of `wait` began, and how many of them were cancelled."""
+        return self.begun, self.cancelled
 
     async def fail(self, kind: type[Exception]) -> None:
         raise kind("replica: 3 is broken; restart it")
@@ -99,9 +105,18 @@ async def ranks(role: str, count: int = 2) -> ActorGroup:
     return await find_or_start(Cast(role=role, host=Rank, arguments={}, identity={}, count=count, ranked=True))
 
 
+async def all_cancelled(host: ActorHandle) -> None:
+    """Returns once no `wait` of the actor is under way any more."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            begun, cancelled = await call(host.waits, deadline_s=PATIENCE_S)
+            if begun == cancelled > 0:
+                return
+
+
 async def gone(handle: ActorHandle, method: str) -> bool:
     try:
-        await call(getattr(handle, method), deadline_s=10)
+        await call(getattr(handle, method), deadline_s=PATIENCE_S)
     except ActorLost:
         return True
     return False
@@ -109,48 +124,53 @@ async def gone(handle: ActorHandle, method: str) -> bool:
 
 async def test_deadline_ends_the_call_and_cancels_it_in_the_actor() -> None:
     host = (await group("deadline")).handles[0]
-    await call(host.start, deadline_s=60)
-    with pytest.raises(DeadlineExceeded, match=r"wait: no answer within 0\.5 s, cancelled; raise its deadline"):
-        await call(host.wait, deadline_s=0.5)
-    async with asyncio.timeout(10):
-        while await call(host.times_cancelled, deadline_s=10) == 0:
-            await asyncio.sleep(0)
+    await call(host.start, deadline_s=PATIENCE_S)
+    deadline_s, begun = 0.5, 0
+    while not begun:  # a call that is cut off on its way to the actor shows nothing
+        text = f"wait: no answer within {deadline_s:g} s, cancelled; raise its deadline"
+        with pytest.raises(DeadlineExceeded, match=re.escape(text)):
+            await call(host.wait, deadline_s=deadline_s)
+        begun, _ = await call(host.waits, deadline_s=PATIENCE_S)
+        deadline_s *= 2
+    await all_cancelled(host)
 
 
 async def test_cancelling_the_caller_cancels_the_call_in_the_actor() -> None:
     host = (await group("cancel")).handles[0]
-    await call(host.start, deadline_s=60)
+    await call(host.start, deadline_s=PATIENCE_S)
     task = asyncio.create_task(call(host.wait, deadline_s=600))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(task, 0.5)
-    async with asyncio.timeout(10):
-        while await call(host.times_cancelled, deadline_s=10) == 0:
-            await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        while await call(host.waits, deadline_s=PATIENCE_S) != (1, 0):
+            pass
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await all_cancelled(host)
 
 
 @pytest.mark.parametrize("kind", [EngineError, ValueError, TimeoutError, DeadlineExceeded, ActorLost])
 async def test_error_arrives_as_the_actor_raised_it(kind: type[Exception]) -> None:
     host = (await group("fail")).handles[0]
     with pytest.raises(kind) as caught:
-        await call(host.fail, deadline_s=60, kind=kind)
+        await call(host.fail, deadline_s=PATIENCE_S, kind=kind)
     assert type(caught.value) is kind
     assert str(caught.value) == "replica: 3 is broken; restart it"
 
 
 async def test_error_carries_the_traceback_of_the_actor() -> None:
     with pytest.raises(EngineError) as caught:
-        await (await group("fail")).call_first("fail", deadline_s=60, kind=EngineError)
+        await (await group("fail")).call_first("fail", deadline_s=PATIENCE_S, kind=EngineError)
     assert any("in fail" in note for note in caught.value.__notes__)
 
 
 async def test_death_of_the_actor_is_a_lost_actor_and_the_next_is_started_anew() -> None:
     lost = await group("death")
-    await started(lost, deadline_s=60)
+    await started(lost, deadline_s=PATIENCE_S)
     with pytest.raises(ActorLost, match="die: the actor died or became unreachable"):
-        await lost.call_first("die", deadline_s=60)
+        await lost.call_first("die", deadline_s=PATIENCE_S)
     for _ in range(3):
         try:
-            await started(await group("death"), deadline_s=60)
+            await started(await group("death"), deadline_s=PATIENCE_S)
             break
         except ActorLost:
             continue
@@ -160,54 +180,53 @@ async def test_death_of_the_actor_is_a_lost_actor_and_the_next_is_started_anew()
 
 async def test_actor_is_found_by_what_it_was_made_from_and_replaced_otherwise() -> None:
     first = await group("role", model="a")
-    pid = await first.call_first("pid", deadline_s=60)
-    assert await (await group("role", model="a")).call_first("pid", deadline_s=60) == pid
-    other = await (await group("role", model="b")).call_first("pid", deadline_s=60)
+    pid = await first.call_first("pid", deadline_s=PATIENCE_S)
+    assert await (await group("role", model="a")).call_first("pid", deadline_s=PATIENCE_S) == pid
+    other = await (await group("role", model="b")).call_first("pid", deadline_s=PATIENCE_S)
     assert other != pid
     assert await gone(first.handles[0], "pid")
 
 
 async def test_a_replica_that_died_is_started_again_alone() -> None:
-    replicas = await started(await group("replica", count=2), deadline_s=60)
-    pids = [await call(handle.pid, deadline_s=60) for handle in replicas.handles]
+    replicas = await started(await group("replica", count=2), deadline_s=PATIENCE_S)
+    pids = [await call(handle.pid, deadline_s=PATIENCE_S) for handle in replicas.handles]
     with pytest.raises(ActorLost):
-        await call(replicas.handles[1].die, deadline_s=60)
-    async with asyncio.timeout(60):
+        await call(replicas.handles[1].die, deadline_s=PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                again = await started(await group("replica", count=2), deadline_s=60)
+                again = await started(await group("replica", count=2), deadline_s=PATIENCE_S)
                 break
             except ActorLost:
                 continue
-    assert await call(again.handles[0].pid, deadline_s=60) == pids[0]
-    assert await call(again.handles[1].pid, deadline_s=60) != pids[1]
+    assert await call(again.handles[0].pid, deadline_s=PATIENCE_S) == pids[0]
+    assert await call(again.handles[1].pid, deadline_s=PATIENCE_S) != pids[1]
 
 
 async def test_a_rank_that_died_takes_the_others_with_it() -> None:
-    trainer = await started(await ranks("mates"), deadline_s=60)
-    ray.kill(trainer.handles[1])
+    trainer = await started(await ranks("mates"), deadline_s=PATIENCE_S)
+    await ended(trainer.handles[1])
     assert await gone(trainer.handles[1], "start")
-    again = await started(await ranks("mates"), deadline_s=60)
+    again = await started(await ranks("mates"), deadline_s=PATIENCE_S)
     assert await gone(trainer.handles[0], "start")
-    assert await again.call_all("meet", deadline_s=60) == (0, 2)
+    assert await again.call_all("meet", deadline_s=PATIENCE_S) == (0, 2)
 
 
 async def test_ranks_know_their_place_and_answer_together() -> None:
-    trainer = await started(await ranks("ranks"), deadline_s=60)
-    assert await trainer.call_all("meet", deadline_s=60) == (0, 2)
+    trainer = await started(await ranks("ranks"), deadline_s=PATIENCE_S)
+    assert await trainer.call_all("meet", deadline_s=PATIENCE_S) == (0, 2)
 
 
-async def test_failure_of_one_rank_ends_all_within_seconds() -> None:
-    trainer = await started(await ranks("collective"), deadline_s=60)
-    begun = time.monotonic()
-    with pytest.raises(EngineError, match="gradient: nan"):
-        await trainer.call_all("meet", deadline_s=600, failing=1)
-    assert time.monotonic() - begun < 10
+async def test_failure_of_one_rank_ends_all_long_before_their_deadline() -> None:
+    trainer = await started(await ranks("collective"), deadline_s=PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(EngineError, match="gradient: nan"):
+            await trainer.call_all("meet", deadline_s=600, failing=1)
     assert await gone(trainer.handles[0], "start")
 
 
 async def test_the_error_of_the_rank_that_failed_is_raised_not_that_of_its_peers() -> None:
-    trainer = await started(await ranks("cause", count=3), deadline_s=60)
+    trainer = await started(await ranks("cause", count=3), deadline_s=PATIENCE_S)
     with pytest.raises(EngineError, match="gradient: nan") as caught:
         await trainer.call_all("lose", deadline_s=600, failing=2, by="error")
     assert "cause rank 2 of 3 failed" in caught.value.__notes__
@@ -215,18 +234,19 @@ async def test_the_error_of_the_rank_that_failed_is_raised_not_that_of_its_peers
 
 
 async def test_a_rank_that_died_is_named_before_the_peers_that_lost_it() -> None:
-    trainer = await started(await ranks("dead", count=3), deadline_s=60)
+    trainer = await started(await ranks("dead", count=3), deadline_s=PATIENCE_S)
     with pytest.raises(ActorLost, match="dead rank 2: lose: the actor died"):
         await trainer.call_all("lose", deadline_s=600, failing=2, by="death")
 
 
 async def test_deadline_of_a_synchronous_actor_ends_it() -> None:
-    trainer = await started(await ranks("slow", count=1), deadline_s=60)
+    trainer = await started(await ranks("slow", count=1), deadline_s=PATIENCE_S)
     with pytest.raises(DeadlineExceeded):
         await trainer.call_all("meet", deadline_s=0.5, failing=1)
     assert await gone(trainer.handles[0], "start")
 
 
 async def test_logs_come_once_also_to_a_group_found_anew() -> None:
+    await started(await group("logs"), deadline_s=PATIENCE_S)
     assert await (await group("logs")).drain_logs() == [(20, "[logs-0] one"), (30, "[logs-0] two")]
     assert await (await group("logs")).drain_logs() == []

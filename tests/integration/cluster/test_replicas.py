@@ -3,6 +3,7 @@ alone where it dies."""
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,21 @@ from lora_rl.cluster.actors import ActorGroup, find_actor, standing_names
 from lora_rl.cluster.calls import call
 from lora_rl.cluster.connect import connect, disconnect
 from lora_rl.cluster.hosted import RemoteEngine
+from lora_rl.cluster.workstation import current_workstation
 from lora_rl.config import RunConfig, StoreConfig, load_config
 from lora_rl.data.samples_io import read_samples
 from lora_rl.data.types import Sample
-from lora_rl.engine import GenerateRequest, PublishOutcome
-from lora_rl.errors import EngineError
+from lora_rl.engine import GenerateRequest, PublishOutcome, PublishReply
+from lora_rl.errors import EngineDied, EngineError
 from lora_rl.models import resolve_model
 from lora_rl.rollout.actor import RolloutActor
-from lora_rl.store import open_store
+from lora_rl.store import AdapterRef, open_store
 from tasks.hot_load import serve
 from tests.peft_adapters import PeftExporter, next_logp
+from tests.processes import named_children, running, wait_until
 from tests.tolerances import PARITY
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[3]
 
@@ -60,16 +63,27 @@ def two_replicas(folder: Path) -> Any:
 
 
 async def serving(engines: ActorGroup) -> list[list[str]]:
-    return [list(await call(engine.serving, deadline_s=60)) for engine in engines.handles]
+    return [list(await call(engine.serving, deadline_s=120)) for engine in engines.handles]
 
 
 def vllm_processes() -> dict[int, psutil.Process]:
-    """vLLM's process by that of its actor."""
-    found = {}
-    for process in psutil.process_iter(["name"]):
-        if str(process.info["name"]).startswith("ray::EngineHost"):
-            found[process.pid] = next(child for child in process.children() if "VLLM" in " ".join(child.cmdline()))
-    return found
+    """vLLM's process by that of its actor, of the session's workstation."""
+    station = current_workstation()
+    assert station is not None
+    head = next(server for server in station.servers if server.name == "ray")
+    return {
+        actor.pid: vllm
+        for actor in named_children(head.pid, "ray::EngineHost")
+        for vllm in named_children(actor.pid, "VLLM::EngineCore")
+    }
+
+
+async def served_again(at: Any, adapter: AdapterRef) -> list[PublishReply]:
+    """What a run gets, which tries again where an engine did not know yet that vLLM was dead."""
+    async with asyncio.timeout(400):
+        while True:
+            with suppress(EngineDied):
+                return (await serve(at, adapter))[1]
 
 
 async def test_two_replicas_serve_what_is_published_and_a_dead_one_starts_again_alone(tmp_path: Path) -> None:
@@ -87,13 +101,13 @@ async def test_two_replicas_serve_what_is_published_and_a_dead_one_starts_again_
         before = vllm_processes()
         victim, survivor = sorted(before)
         before[victim].kill()
-        await asyncio.to_thread(before[victim].wait, 60)
-        _, replies = await serve(at, exporter.export("a", 3, seed=3))
+        await asyncio.to_thread(wait_until, lambda: not running(before[victim].pid), "death of vLLM")
+        replies = await served_again(at, exporter.export("a", 3, seed=3))
         after = vllm_processes()
         assert after.keys() == before.keys()
         assert after[survivor] == before[survivor]
         assert after[victim] != before[victim]
-        assert [reply.version for reply in replies] == ["a@3", "a@3"]
+        assert {reply.version for reply in replies} == {"a@3"}
         assert sorted(await serving(engines)) == [["a@1", "a@3"], ["a@3"]]
 
 

@@ -14,7 +14,7 @@ from lora_rl.cluster.connect import connect, disconnect
 from lora_rl.cluster.turns import come_back, step_aside
 from lora_rl.errors import ActorLost, EngineDied
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,12 +55,12 @@ def cast(role: str, *, failing: tuple[str, type[Exception], int] | None = None, 
 
 
 async def standing(of: Cast) -> ActorGroup:
-    return await started(await find_or_start(of), deadline_s=60)
+    return await started(await find_or_start(of), deadline_s=120)
 
 
 async def gone(handle: ActorHandle) -> bool:
     try:
-        await call(handle.start, deadline_s=60)
+        await call(handle.start, deadline_s=120)
     except ActorLost:
         return True
     return False
@@ -68,17 +68,17 @@ async def gone(handle: ActorHandle) -> bool:
 
 async def test_seconds_are_told_only_where_memory_moved() -> None:
     of = cast("moves")
-    assert await step_aside(of, "offload", deadline_s=60) == {}
+    assert await step_aside(of, "offload", deadline_s=120) == {}
     group = await standing(of)
-    assert list(await step_aside(of, "offload", deadline_s=60)) == ["time/offload_s"]
-    assert await step_aside(of, "offload", deadline_s=60) == {}
-    assert list(await come_back(group, "onload", deadline_s=60)) == ["time/onload_s"]
-    assert await come_back(group, "onload", deadline_s=60) == {}
+    assert list(await step_aside(of, "offload", deadline_s=120)) == ["time/offload_s"]
+    assert await step_aside(of, "offload", deadline_s=120) == {}
+    assert list(await come_back(group, "onload", deadline_s=120)) == ["time/onload_s"]
+    assert await come_back(group, "onload", deadline_s=120) == {}
 
 
 async def test_actors_made_from_anything_else_leave_the_gpus() -> None:
     others = await standing(cast("others"))
-    await step_aside(cast("others", failing=("never", ValueError, 0)), "offload", deadline_s=60)
+    await step_aside(cast("others", failing=("never", ValueError, 0)), "offload", deadline_s=120)
     assert await gone(others.handles[0])
 
 
@@ -86,23 +86,23 @@ async def test_actors_made_from_anything_else_leave_the_gpus() -> None:
 async def test_an_actor_that_cannot_step_aside_is_ended_and_of_ranks_all_are(ranked: bool) -> None:
     of = cast(f"stuck{ranked}", failing=("offload", MemoryError, 0), count=2 if ranked else 1, ranked=ranked)
     group = await standing(of)
-    await step_aside(of, "offload", deadline_s=60)
+    await step_aside(of, "offload", deadline_s=120)
     assert [await gone(handle) for handle in group.handles] == [True] * of.count
 
 
 async def test_a_failed_return_is_a_lost_actor_and_the_next_is_started_anew() -> None:
     of = cast("lost", failing=("onload", MemoryError, 1), count=2, ranked=True)
     group = await standing(of)
-    await step_aside(of, "offload", deadline_s=60)
+    await step_aside(of, "offload", deadline_s=120)
     with pytest.raises(ActorLost, match="lost-1: could not onload: onload: no room"):
-        await come_back(group, "onload", deadline_s=60)
+        await come_back(group, "onload", deadline_s=120)
     assert [await gone(handle) for handle in group.handles] == [True, True]
 
 
 async def test_an_engine_that_ended_vllm_itself_stays_to_start_it_again() -> None:
     of = cast("engine-like", failing=("onload", EngineDied, 0))
     group = await standing(of)
-    await step_aside(of, "offload", deadline_s=60)
+    await step_aside(of, "offload", deadline_s=120)
     with pytest.raises(ActorLost, match="engine-like-0: could not onload"):
-        await come_back(group, "onload", deadline_s=60)
+        await come_back(group, "onload", deadline_s=120)
     assert not await gone(group.handles[0])

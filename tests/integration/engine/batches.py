@@ -8,6 +8,7 @@ from typing import Any
 from lora_rl.config import SamplingConfig
 from lora_rl.engine import Completion, GenerateRequest
 from lora_rl.engine.actor import EngineActor
+from tests.processes import DEADLINE_S
 
 SMALL_ENGINE: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 16, "kv_cache_gib": 0.25}
 ANSWER_TOKENS = 48
@@ -56,7 +57,7 @@ async def loaded_ids(engine: EngineActor) -> set[int]:
 
 async def until_decoding(engine: EngineActor) -> None:
     """Returns once vLLM has requests of ours, that is, once a batch was handed over."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + DEADLINE_S
     while not engine._started()._client._llm.output_processor.has_unfinished_requests():
         assert time.monotonic() < deadline, "no batch reached vLLM"
         await asyncio.sleep(0.001)

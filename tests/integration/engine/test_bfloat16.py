@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ from lora_rl.engine.actor import EngineActor
 from lora_rl.errors import EngineDied
 from tests.integration.engine.batches import SMALL_ENGINE, answers, make_requests, until_decoding
 from tests.peft_adapters import PeftExporter
+from tests.processes import named_children
 from tests.tolerances import BF16_LOGP
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="session")]
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="session")
 async def test_a_float32_adapter_serves_in_bfloat16_and_a_dead_engine_starts_again(
     model_path: Path, store: StoreConfig, exporter: PeftExporter
 ):
-    others = vllm_processes()
+    others = set(vllm_processes())
     engine = EngineActor(
         model_path=str(model_path), dtype="bfloat16", engine=EngineConfig(**SMALL_ENGINE), max_rank=4, slots=1
     )
@@ -35,8 +35,8 @@ async def test_a_float32_adapter_serves_in_bfloat16_and_a_dead_engine_starts_aga
 
     running = asyncio.create_task(answers(engine, "coarse@1", make_requests(40), max_response_tokens=400))
     await until_decoding(engine)
-    for process in vllm_processes() - others:
-        os.kill(process.pid, signal.SIGKILL)
+    for process in set(vllm_processes()) - others:
+        process.kill()
     with pytest.raises(EngineDied):
         await running
     with pytest.raises(EngineDied):
@@ -48,5 +48,5 @@ async def test_a_float32_adapter_serves_in_bfloat16_and_a_dead_engine_starts_aga
     await engine.shutdown()
 
 
-def vllm_processes() -> set[psutil.Process]:
-    return {child for child in psutil.Process().children(recursive=True) if "VLLM" in " ".join(child.cmdline())}
+def vllm_processes() -> list[psutil.Process]:
+    return named_children(os.getpid(), "VLLM")

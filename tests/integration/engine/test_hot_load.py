@@ -21,6 +21,9 @@ from tests.tolerances import PARITY
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="session")]
 
+COUNTS = (32, 128, 512)
+"""Sizes of a batch beside which something is published: where one ends too soon to show anything, the next is tried."""
+
 
 async def test_the_engine_agrees_with_the_trainer_on_the_probe(
     engine: EngineActor, store: StoreConfig, exporter: PeftExporter
@@ -98,18 +101,23 @@ async def test_versions_do_not_disturb_each_other(engine: EngineActor, store: St
 async def test_a_running_batch_ends_under_its_version_while_newer_ones_are_published(
     engine: EngineActor, store: StoreConfig, exporter: PeftExporter
 ):
-    versions = [exporter.export("held", version, seed=version) for version in range(1, 5)]
-    await engine.publish(store=store, adapter=versions[0])
-    alone = await answers(engine, "held@1", make_requests(32), max_response_tokens=200)
-    running = asyncio.create_task(answers(engine, "held@1", make_requests(32), max_response_tokens=200))
-    await until_decoding(engine)
-    for version in versions[1:]:
-        await engine.publish(store=store, adapter=version)
-    assert not running.done()
-    assert [label for label in await engine.serving() if label.startswith("held")] == ["held@3", "held@4"]
-    completions = await running
+    for count in COUNTS:
+        name = f"held{count}"
+        versions = [exporter.export(name, version, seed=version) for version in range(1, 5)]
+        await engine.publish(store=store, adapter=versions[0])
+        alone = await answers(engine, f"{name}@1", make_requests(count), max_response_tokens=200)
+        running = asyncio.create_task(answers(engine, f"{name}@1", make_requests(count), max_response_tokens=200))
+        await until_decoding(engine)
+        for version in versions[1:]:
+            await engine.publish(store=store, adapter=version)
+        beside = not running.done()
+        assert [label for label in await engine.serving() if label.startswith(name)] == [f"{name}@3", f"{name}@4"]
+        completions = await running
+        if beside:
+            break
+    assert beside
     assert {(answer.adapter_version, answer.adapter_digest) for answer in completions} == {
-        ("held@1", versions[0].digest)
+        (f"{name}@1", versions[0].digest)
     }
     assert all(answer.finish_reason is not FinishReason.ABORT for answer in completions)
     assert [answer.tokens[:8] for answer in completions] == [answer.tokens[:8] for answer in alone]
@@ -118,11 +126,16 @@ async def test_a_running_batch_ends_under_its_version_while_newer_ones_are_publi
 
 async def test_one_adapter_decodes_while_another_loads(engine: EngineActor, store: StoreConfig, exporter: PeftExporter):
     await engine.publish(store=store, adapter=exporter.export("busy", 1))
-    running = asyncio.create_task(answers(engine, "busy@1", make_requests(32), max_response_tokens=200))
-    await until_decoding(engine)
-    await engine.publish(store=store, adapter=exporter.export("other", 1))
-    assert not running.done()
-    assert len(await running) == 32
+    for count in COUNTS:
+        adapter = exporter.export("other", count)
+        running = asyncio.create_task(answers(engine, "busy@1", make_requests(count), max_response_tokens=200))
+        await until_decoding(engine)
+        assert (await engine.publish(store=store, adapter=adapter)).outcome is PublishOutcome.LOADED
+        beside = not running.done()
+        assert len(await running) == count
+        if beside:
+            break
+    assert beside
 
 
 def truncated(weights: bytes) -> bytes:

@@ -13,7 +13,7 @@ from lora_rl.engine.environment import set_environment
 from lora_rl.store import download_adapter, open_store
 from tests.peft_adapters import PeftExporter
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16"])
@@ -30,7 +30,7 @@ def test_the_slot_holds_what_vllm_would_have_put_there(
         dtype,
         str(tmp_path),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["layers"] > 0

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from lora_rl.engine.actor import EngineActor
 from lora_rl.store import AdapterRef
 from tests.integration.engine.batches import answers, contents, make_requests
 from tests.peft_adapters import PeftExporter
+from tests.processes import running, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="session")]
 
@@ -81,12 +81,10 @@ async def test_a_fresh_engine_serves_nothing_repeats_the_bits_and_dies_with_its_
     assert refusal == "adapter version bits@1: not loaded here (loaded: none); publish it first"
     assert next_message(fresh_engine)["contents"] == json.loads(json.dumps(expected))
 
-    children = psutil.Process(fresh_engine.pid).children(recursive=True)
+    children = [child.pid for child in psutil.Process(fresh_engine.pid).children(recursive=True)]
     assert len(children) >= 2
     os.kill(fresh_engine.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while alive := [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]:
-        assert time.monotonic() < deadline, f"outlived the killed actor: {alive}"
+    wait_until(lambda: not any(map(running, children)), f"end of {children}, whose actor was killed")
 
 
 def next_message(process: subprocess.Popen[str]) -> dict[str, Any]:

@@ -1,10 +1,8 @@
 import os
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
 import ray
 from ray.exceptions import RayTaskError, TaskCancelledError
@@ -12,6 +10,7 @@ from ray.exceptions import RayTaskError, TaskCancelledError
 from lora_rl.config import RewardConfig, RewardTerm
 from lora_rl.rewards import GraderPool
 from tests.builders import make_sample
+from tests.processes import running, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -22,7 +21,7 @@ class Host:
 
     def __init__(self) -> None:
         terms = (RewardTerm(name="tests.unit.rewards.graders:by_text"),)
-        self._pool = GraderPool(RewardConfig(terms=terms, deadline_s=2.0))
+        self._pool = GraderPool(RewardConfig(terms=terms, deadline_s=5.0))
 
     async def grade(self, texts: list[str]) -> list[float | None]:
         return [s.reward for s in await self._pool.grade([make_sample(response_text=text) for text in texts])]
@@ -35,7 +34,9 @@ class Host:
 def cluster() -> Iterator[None]:
     """A Ray cluster of this module's own."""
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
-    ray.init(address="local", num_cpus=1, include_dashboard=False, runtime_env=environment)
+    ray.init(
+        address="local", num_cpus=1, include_dashboard=False, object_store_memory=100 * 2**20, runtime_env=environment
+    )
     yield
     ray.shutdown()
 
@@ -65,7 +66,4 @@ def test_killed_actor_leaves_no_workers(host: Any) -> None:
     pids = ray.get(host.pids.remote())
     host.grade.remote(["hang"])
     ray.kill(host)
-    give_up = time.monotonic() + 20
-    while any(psutil.pid_exists(pid) for pid in pids):
-        assert time.monotonic() < give_up, f"workers {pids} are still there"
-        os.sched_yield()
+    wait_until(lambda: not any(map(running, pids)), f"end of the workers {pids}")

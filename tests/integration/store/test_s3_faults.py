@@ -117,13 +117,13 @@ def test_writes_go_on_when_the_server_is_killed_and_comes_back(tmp_path: Path, m
     def put(number: int):
         if number == 20:
             before_the_crash.set()
-            after_the_crash.wait(60)
+            after_the_crash.wait(200)
         return store.put_blob("samples", blobs[number])
 
     try:
         with ThreadPoolExecutor(1) as pool:
             refs = pool.map(put, range(len(blobs)))
-            assert before_the_crash.wait(60)
+            assert before_the_crash.wait(200)
             server.kill()
             after_the_crash.set()
             server.start()

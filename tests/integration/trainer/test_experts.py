@@ -9,7 +9,7 @@ import torch
 from tests.integration.trainer.workplace import Workplace
 from tests.tolerances import PARITY
 
-pytestmark = [pytest.mark.integration]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 LAYOUTS = {
     "tp2": {"tp": 2},

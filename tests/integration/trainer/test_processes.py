@@ -14,7 +14,7 @@ from tests.builders import make_training_samples
 from tests.integration.trainer.workplace import Workplace
 from tests.tolerances import EXACT, PARITY
 
-pytestmark = [pytest.mark.integration]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

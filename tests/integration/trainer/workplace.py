@@ -26,7 +26,7 @@ MAKERS = {
     "qwen2": make_tiny_qwen2,
     "llama": make_tiny_llama,
 }
-DEADLINE_S = 180
+DEADLINE_S = 600
 
 
 class Rank:
@@ -115,8 +115,10 @@ class Workplace:
         # A rank that fails may leave others waiting in a collective.
         too_late = threading.Timer(DEADLINE_S, self.end)
         too_late.start()
-        replies = [rank.reply() for rank in ranks]
-        too_late.cancel()
+        try:
+            replies = [rank.reply() for rank in ranks]
+        finally:
+            too_late.cancel()
         errors = [reply["error"] for reply in replies if "error" in reply]
         if errors:
             self.end()
