@@ -22,18 +22,18 @@ KILLED_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A process that we started. Its start time tells it from a later process with the same number."""
+    """A process that we started. Its start tells it from a later process with the same number."""
 
     name: str
     pid: int
-    created: float
+    started: str
+    """The machine's boot, and clock ticks since then: the time of day moves where the clock is set."""
     log: str
 
     @property
     def alive(self) -> bool:
         try:
-            process = psutil.Process(self.pid)
-            return process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE
+            return _started(self.pid) == self.started and psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
 
@@ -52,7 +52,7 @@ def spawn(name: str, command: Sequence[str], env: Mapping[str, str], *, dies_wit
             start_new_session=True,
             preexec_fn=kill_me_with_parent if dies_with_us else None,
         )
-    return Server(name=name, pid=process.pid, created=psutil.Process(process.pid).create_time(), log=str(log))
+    return Server(name=name, pid=process.pid, started=str(_started(process.pid)), log=str(log))
 
 
 def end(server: Server, grace_s: float = 15.0) -> bool:
@@ -93,17 +93,29 @@ def _runs(process: psutil.Process) -> bool:
 
 def _family(server: Server) -> set[psutil.Process]:
     """The processes of the server's session and all their descendants. The session outlives its leader."""
-    if psutil.boot_time() > server.created:
+    if not server.started.startswith(_boot()):
         return set()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        if psutil.Process(server.pid).create_time() != server.created:
-            return set()  # the number is another process's by now, so no session of ours is left
+    if _started(server.pid) not in (None, server.started):
+        return set()  # the number is another process's by now, so no session of ours is left
     family: set[psutil.Process] = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             if os.getsid(process.pid) == server.pid and process.status() != psutil.STATUS_ZOMBIE:
                 family |= {process, *process.children(recursive=True)}
     return family
+
+
+def _started(pid: int) -> str | None:
+    """When the process started, as `Server` keeps it; None where there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return f"{_boot()} {fields[19]}"
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def require_free_port(port: int, option: str) -> None:

@@ -59,7 +59,7 @@ def test_end_finds_the_child_of_a_server_that_was_killed() -> None:
 def test_end_leaves_a_later_process_with_the_same_number_alone() -> None:
     server, child = parent_and_child()
     try:
-        stale = replace(server, created=server.created - 100)
+        stale = replace(server, started=server.started + "0")
         assert not stale.alive
         assert not end(stale)
         assert server.alive
@@ -68,12 +68,20 @@ def test_end_leaves_a_later_process_with_the_same_number_alone() -> None:
         end(server, grace_s=0.1)
 
 
+def test_a_server_is_known_when_the_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, child = parent_and_child()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: 0.0)
+    assert server.alive
+    assert end(server)
+    assert not running(child)
+
+
 def test_end_leaves_everything_alone_that_runs_since_a_reboot() -> None:
     server, child = parent_and_child()
     try:
         os.kill(server.pid, signal.SIGKILL)
         wait_until(lambda: not server.alive, "death")
-        assert not end(replace(server, created=psutil.boot_time() - 100))
+        assert not end(replace(server, started=f"another {server.started}"))
         assert running(child)
     finally:
         end(server)
