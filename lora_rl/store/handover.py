@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from lora_rl.errors import StoreError
 from lora_rl.store.canonical import canonical_json, sha256_of
 from lora_rl.store.names import check_name
@@ -139,9 +141,12 @@ def _sha256(data: memoryview, start: int) -> str:
 
 
 def _alive(pid: str) -> bool:
-    """Whether that process of this user runs. The number may be another user's by now: the folder is ours alone."""
+    """Whether that process of this user runs. The number may be another user's by now: the folder is ours alone.
+
+    One that has ended counts as gone also where nobody reaps it, as in many containers.
+    """
     try:
         os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError, PermissionError):
+        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
+    except (ValueError, ProcessLookupError, PermissionError, psutil.NoSuchProcess):
         return False
-    return True

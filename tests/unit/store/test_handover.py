@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,14 @@ def test_what_a_dead_process_left_is_removed_and_what_a_living_one_has_stays(fol
     ring_directory("a", 0)
     assert not (folder / f"{DEAD}-a-0").exists()
     assert mine.exists()
+
+
+def test_what_a_process_left_that_nobody_reaps_is_removed(folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        (folder / f"{process.pid}-a-0").mkdir()
+        handover.remove_orphans()
+    assert list(folder.iterdir()) == []
 
 
 def test_an_exporter_keeps_the_adapters_that_it_is_told_to(folder: Path) -> None:
