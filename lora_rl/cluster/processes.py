@@ -148,7 +148,7 @@ def wait_for_http(server: Server, url: str, deadline_s: float) -> None:
         if not server.alive:
             raise ClusterError(f"{server.name} ended while starting; see {server.log}\n{last_lines(server)}")
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(url, timeout=2).status_code == httpx.codes.OK:
+            if httpx.get(url, timeout=10).status_code == httpx.codes.OK:
                 return
         time.sleep(0.1)
     raise DeadlineExceeded(f"{server.name}: {url} did not answer within {deadline_s:g} s; see {server.log}")

@@ -20,7 +20,7 @@ from lora_rl.store.handover import remove_orphans
 
 SERVERS = ("prefect", "ray", "deployments")
 START_DEADLINE_S = 120.0
-ANSWER_DEADLINE_S = 10.0
+ANSWER_DEADLINE_S = 30.0
 RAY_PROGRAM = (sys.executable, "-m", "ray.scripts.scripts")
 """The command `ray`, also where its packages lie in a folder of PYTHONPATH and no script was installed."""
 OBJECT_STORE_BYTES = 256 * 2**20
