@@ -37,7 +37,7 @@ def silent(cluster_environment) -> str:
     api = cluster_environment["PREFECT_API_URL"]
 
     def post(what: str, document: Any) -> Any:
-        reply = httpx.post(f"{api}/{what}", json=document, timeout=30, follow_redirects=True)
+        reply = httpx.post(f"{api}/{what}", json=document, timeout=120, follow_redirects=True)
         return reply.raise_for_status()
 
     flow = post("flows", {"name": "silent"}).json()["id"]
@@ -78,9 +78,9 @@ def start(environment: dict[str, str], deployment: str, **parameters: Any) -> st
     """Id of a flow run of the deployment, to begin at once."""
     api = environment["PREFECT_API_URL"]
     name = f"{api}/deployments/name/{deployment}/{deployment}"
-    wait_until(lambda: httpx.get(name, timeout=30).is_success, f"deployment {deployment}", deadline_s=60)
-    url = f"{api}/deployments/{httpx.get(name, timeout=30).json()['id']}/create_flow_run"
-    return httpx.post(url, json={"parameters": parameters}, timeout=30).raise_for_status().json()["id"]
+    wait_until(lambda: httpx.get(name, timeout=120).is_success, f"deployment {deployment}", deadline_s=300)
+    url = f"{api}/deployments/{httpx.get(name, timeout=120).json()['id']}/create_flow_run"
+    return httpx.post(url, json={"parameters": parameters}, timeout=120).raise_for_status().json()["id"]
 
 
 def end_of(environment: dict[str, str], flow_run: str, runs: int = 1) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def end_of(environment: dict[str, str], flow_run: str, runs: int = 1) -> dict[st
         found[:] = prefect(environment, "flow_runs", {"flow_runs": {"id": {"any_": [flow_run]}}})
         return found[0]["run_count"] == runs and found[0]["state_type"] in ("COMPLETED", "FAILED", "CRASHED")
 
-    wait_until(ended, f"end of {flow_run}", deadline_s=120)
+    wait_until(ended, f"end of {flow_run}", deadline_s=600)
     return found[0]
 
 
@@ -212,7 +212,7 @@ def test_nightly_run_has_its_date_and_is_not_done_twice(cluster_environment, sto
 
     api = cluster_environment["PREFECT_API_URL"]
     retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
-    httpx.post(f"{api}/flow_runs/{night}/set_state", json=retry, timeout=30).raise_for_status()
+    httpx.post(f"{api}/flow_runs/{night}/set_state", json=retry, timeout=120).raise_for_status()
     again = start(cluster_environment, "train", run=run, store=store, iterations=1)
     records.pin_start(again, 0)  # as if it had committed iteration 0 itself before a failure
     for flow_run, runs in ((night, 2), (again, 1)):
