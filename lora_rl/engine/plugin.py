@@ -10,12 +10,19 @@ FAST_CPU_LORA = "LORA_RL_FAST_CPU_LORA"
 
 
 def register() -> None:
-    """Ties an engine process to its parent; installs how LoRA is loaded and computed. May be called more than once."""
+    """Ties an engine process to its parent; installs how LoRA is loaded and computed, and how sums are rounded.
+
+    May be called more than once.
+    """
     owner = os.environ.get(OWNER)
     if owner is None:
         return
+    import torch
     from vllm.platforms import current_platform
 
+    # Parts of a long sum would be rounded to half precision before they are added: the trainer has this off too.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     if owner != str(os.getpid()):
         from lora_rl.engine.orphans import die_with_parent
 

@@ -150,6 +150,9 @@ def init_distributed(
             f"{trainer.pipeline_parallel} * data_parallel {trainer.data_parallel}; start one process for each share"
         )
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    # Parts of a long sum would be rounded to half precision before they are added: the engine has this off too.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
             raise TrainerError(

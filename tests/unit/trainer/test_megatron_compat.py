@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from lora_rl.config import TrainerConfig
 from lora_rl.errors import TrainerError
@@ -32,6 +33,11 @@ def test_importing_megatron_says_nothing_and_leaves_logging_as_it_was():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"0 {logging.WARNING}\n"
     assert done.stderr == ""
+
+
+def test_sums_of_half_precision_products_stay_in_float32(device):
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
 
 
 def test_quiet_lets_errors_through(caplog):
