@@ -12,7 +12,7 @@ from torch import Tensor
 from lora_rl.store.handover import CONFIG, WEIGHTS, ring_directory
 from lora_rl.store.shared_file import SharedFiles
 
-SAFETENSORS_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+SAFETENSORS_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 class HandOver:

@@ -13,6 +13,7 @@ from lora_rl.config import AlgorithmConfig, SamplingConfig
 from lora_rl.data.types import Sample
 from lora_rl.trainer.logprobs import token_logprobs
 from lora_rl.trainer.lora_rows import Span
+from lora_rl.trainer.loss_scale import loss_scale
 from lora_rl.trainer.model import FrozenModel
 from lora_rl.trainer.objective import TokenTerms, advantages, micro_loss, sample_weights, shaped_rewards
 from lora_rl.trainer.packing import MicroBatch, pack
@@ -44,6 +45,8 @@ class _Batch:
     """Adapter off; null without a KL term."""
     logp_trainer: list[Tensor] | None
     """Before the step; null where the step's own forward pass gives it."""
+    loss_scale: float
+    """Factor on the loss while its gradient is computed."""
 
     def learns(self, index: int) -> bool:
         """Whether the sample has any gradient."""
@@ -82,7 +85,7 @@ class Learner:
             with torch.set_grad_enabled(learning):
                 self._run(micro_batches, batches, sums)
             num_rows += sum(len(micro_batch.tokens_T) for micro_batch in micro_batches)
-        self._bank.take_gradients(list(batches))
+        self._bank.take_gradients({slot: batch.loss_scale for slot, batch in batches.items()})
         return self._metrics(jobs, sums, num_rows)
 
     def _prepare(self, job: Job) -> _Batch:
@@ -97,12 +100,15 @@ class Learner:
             logp = logp_trainer if algorithm.old_logp == "recompute" else None
             rollout = [torch.tensor(sample.logp_rollout, device=self._model.device) for sample in job.samples]
             rewards_B = shaped_rewards(rewards_B, logp or rollout, logp_ref, algorithm)
+        advantages_B = advantages(rewards_B, job.samples, algorithm)
+        weights_B = sample_weights(job.samples, algorithm, job.sampling.max_response_tokens)
         return _Batch(
             job=job,
-            advantages_B=advantages(rewards_B, job.samples, algorithm),
-            weights_B=sample_weights(job.samples, algorithm, job.sampling.max_response_tokens),
+            advantages_B=advantages_B,
+            weights_B=weights_B,
             logp_ref=logp_ref,
             logp_trainer=logp_trainer,
+            loss_scale=loss_scale(weights_B, advantages_B, self._model.dtype),
         )
 
     @torch.no_grad()
@@ -148,7 +154,7 @@ class Learner:
         batches: Mapping[int, _Batch],
         sums: dict[int, dict[str, Tensor]],
     ) -> Tensor:
-        """The micro-batch's part of the loss, over all its slots; adds to `sums`."""
+        """The micro-batch's part of the loss, over all its slots, each times its `loss_scale`; adds to `sums`."""
         jobs = {slot: batch.job for slot, batch in batches.items()}
         logp_N, entropy_N = self._logprobs(micro_batch, hidden_TD, jobs)
         if not micro_batch.pieces:
@@ -159,7 +165,7 @@ class Learner:
             tokens = micro_batch.tokens_of(span.slot)
             terms = self._terms(micro_batch, batches[span.slot], logp_N[tokens], entropy_N[tokens])
             loss, parts = micro_loss(terms, jobs[span.slot].algorithm)
-            losses.append(loss)
+            losses.append(batches[span.slot].loss_scale * loss)
             for name, part in parts.items():
                 sums[span.slot][name] = sums[span.slot].get(name, 0) + part
         return torch.stack(losses).sum()

@@ -17,7 +17,7 @@ CHUNK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 28}
 
 def head_logits(hidden_CD: Tensor, head_VD: Tensor) -> Tensor:
     """Logits [C, V]: on a GPU in float32, as the engine has them there. In bfloat16 most of one is off by 0.03."""
-    if hidden_CD.is_cuda and hidden_CD.dtype == torch.bfloat16:
+    if hidden_CD.is_cuda and hidden_CD.dtype in (torch.bfloat16, torch.float16):
         product: Any = torch.mm
         return product(hidden_CD, head_VD.T, out_dtype=torch.float32)
     return hidden_CD @ head_VD.T

@@ -41,7 +41,7 @@ FAMILIES = {
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The only values that Megatron's llama3 rope scaling has."""
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 FUSIONS = (
     "gradient_accumulation_fusion",
@@ -219,7 +219,7 @@ def _settings(
         "pipeline_dtype": dtype,
         "autocast_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
-        "fp16": False,
+        "fp16": dtype == torch.float16,
         "use_cpu_initialization": on_cpu,
         # Every weight is loaded afterwards.
         "perform_initialization": False,

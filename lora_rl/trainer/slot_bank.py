@@ -4,7 +4,7 @@ Whole tensors are A [R, K] and B [N, R], for experts [E, R, K] and [E, N, R], un
 float32 on the CPU, whatever the topology.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,7 @@ ROW_PARALLEL = ("o_proj", "down_proj")
 
 # One launch for the tensors of all layers; torch does not list them as public.
 _foreach_mul: Any = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
+_foreach_mul_: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
 _foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -142,11 +143,13 @@ class SlotBank:
         )
 
     @torch.no_grad()
-    def take_gradients(self, slots: Sequence[int]) -> None:
+    def take_gradients(self, loss_scales: Mapping[int, float]) -> None:
         """Add what backward passes have left of the slots, on all ranks, to their parameters' gradients.
 
-        All ranks must call it, with the slots in the same order.
+        `loss_scales` has each slot's factor on its loss, which is undone. All ranks must call it, with the slots in the
+        same order.
         """
+        slots = list(loss_scales)
         gradients: dict[nn.Parameter, Tensor] = {}
         for layer in dict.fromkeys(self._layers.values()):
             for holders, (a_grad_SQK, b_grad_SQN) in layer.gradients.take().items():
@@ -157,6 +160,10 @@ class SlotBank:
         for pair in (pair for slot in slots for pair in self._pairs_of(slot)):
             for master, gradient in pair.take_gradients().items():
                 gradients[master] = gradients[master] + gradient if master in gradients else gradient
+        for slot, scale in loss_scales.items():
+            scaled = [gradients[parameter.value] for parameter in self._slots[slot][1] if parameter.value in gradients]
+            if scale != 1 and scaled:
+                _foreach_mul_(scaled, 1 / scale)
         parameters = [parameter for slot in slots for parameter in self._slots[slot][1]]
         reduce_gradients(parameters, gradients, self._model.groups)
         for master, gradient in gradients.items():

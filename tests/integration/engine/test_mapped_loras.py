@@ -16,7 +16,7 @@ from tests.peft_adapters import PeftExporter
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_slot_holds_what_vllm_would_have_put_there(
     model_path: Path, store: StoreConfig, exporter: PeftExporter, tmp_path: Path, dtype: str
 ) -> None:
@@ -37,6 +37,7 @@ def test_the_slot_holds_what_vllm_would_have_put_there(
     assert found["unequal"] == []
     assert found["nonzero"]
     assert found["kept"] == 0
+    assert found["reduced"] == [False, False]
     assert "left its slot" in found["after"]
     assert "no layer is named" in found["misnamed"]
 
@@ -51,7 +52,7 @@ def compare(model: str, dtype: str, peft: str) -> dict[str, object]:
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.request import LoRARequest
 
-    options = {"max_lora_rank": 8, "max_loras": 2, "max_cpu_loras": 2, "enable_lora": True}
+    options = {"max_lora_rank": 8, "max_loras": 3, "max_cpu_loras": 3, "enable_lora": True}
     llm = LLM(
         model,
         dtype=dtype,
@@ -77,6 +78,7 @@ def compare(model: str, dtype: str, peft: str) -> dict[str, object]:
             nonzero = nonzero and bool(stacked[slots[0]].any())
             if not torch.equal(stacked[slots[0]], stacked[slots[1]]):
                 unequal.append(name)
+    products = torch.backends.cuda.matmul
     weights = Path(peft, "adapter_model.safetensors")
     save_file({name.replace("_proj", "_projection"): tensor for name, tensor in load_file(weights).items()}, weights)
     return {
@@ -84,6 +86,7 @@ def compare(model: str, dtype: str, peft: str) -> dict[str, object]:
         "unequal": unequal,
         "nonzero": nonzero,
         "kept": kept,
+        "reduced": [products.allow_bf16_reduced_precision_reduction, products.allow_fp16_reduced_precision_reduction],
         "after": refusal(lambda: loras._adapter_manager.get_adapter(1).get_lora("x")),
         "misnamed": refusal(lambda: worker.add_lora(LoRARequest("misnamed", 3, peft))),
     }

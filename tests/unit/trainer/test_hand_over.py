@@ -26,7 +26,7 @@ def tensors(seed: int = 0, width: int = 7) -> dict[str, Tensor]:
     return {name: torch.randn(3, width, generator=generator) for name in ("q.lora_A.weight", "k.lora_A.weight")}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_file_is_what_safetensors_writes_of_the_cast_tensors(dtype: torch.dtype) -> None:
     directory = exporter().write("a", 1, tensors(), b"{}", dtype)
     found = safetensors.torch.load_file(directory / WEIGHTS)

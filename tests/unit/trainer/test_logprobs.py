@@ -57,7 +57,8 @@ def test_a_sure_target_keeps_its_small_gradient_in_bfloat16():
     assert abs(hidden_ND.grad[0, 0].item() / missing - 1) < 0.01
 
 
-def test_results_are_float32_for_a_bfloat16_model(inputs):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_results_are_float32_for_a_model_in_half_precision(inputs, dtype):
     hidden_ND, head_VD, targets_N, temperature_N = inputs
-    logp_N, entropy_N = token_logprobs(hidden_ND.bfloat16(), head_VD.bfloat16(), targets_N, temperature_N, OneRank())
+    logp_N, entropy_N = token_logprobs(hidden_ND.to(dtype), head_VD.to(dtype), targets_N, temperature_N, OneRank())
     assert logp_N.dtype == entropy_N.dtype == torch.float32
