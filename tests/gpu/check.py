@@ -2,10 +2,11 @@
 
     python -m tests.gpu.check --out DIR [--only parity,engine] [--tiny]
 
-Sections: parity, joint, recompute, experts (the trainer), beside them engine (vLLM and a trainer), then flow (a run
-that is killed and goes on). DIR gets check.md and check.json, both written anew after every finding, and check.log. At
-most nine minutes, and about five on one H200; `--tiny` takes tiny models and runs on a CPU too. A part runs in a
-process with a deadline: one that crashes or hangs costs the others nothing. Exits 1 where a rule is broken.
+Sections: parity, joint, recompute, experts (the trainer), beside them engine and engine_float16 (vLLM and a trainer, in
+bfloat16 and in float16), then flow (a run that is killed and goes on). DIR gets check.md and check.json, both written
+anew after every finding, and check.log. At most nine minutes, and about six on one H200; `--tiny` takes tiny models and
+runs on a CPU too. A part runs in a process with a deadline: one that crashes or hangs costs the others nothing. Exits 1
+where a rule is broken.
 """
 
 import argparse
@@ -46,7 +47,7 @@ class Part:
 TURNS = (
     (
         Part("tests.gpu.trainer_sections", ("parity", "joint", "recompute", "experts"), 260),
-        Part("tests.gpu.engine_sections", ("engine",), 260),
+        Part("tests.gpu.engine_sections", ("engine", "engine_float16"), 260),
     ),
     # Alone: vLLM refuses to start on a GPU whose memory another process gives back meanwhile.
     (Part("tests.gpu.flow_sections", ("flow",), 270),),

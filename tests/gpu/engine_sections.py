@@ -19,8 +19,10 @@ from tests.gpu.bench_trainer import BenchTrainer
 from tests.gpu.findings import Findings
 from tests.gpu.scale import Scale
 
-MAX_LOGP_GAP, MAX_KL = 0.015, 1e-3
-"""Goals for mean |logp trainer - logp vLLM| and the k3 estimate of the divergence, bfloat16."""
+MAX_LOGP_GAP = {"float32": 0.015, "float16": 0.015, "bfloat16": 0.04}
+"""Of mean |logp trainer - logp vLLM|. Rounding to bfloat16 alone makes 0.03 of SmolLM2 (docs/reproducibility.md)."""
+MAX_KL = {"float32": 1e-3, "float16": 1e-3, "bfloat16": 2e-3}
+"""Of the k3 estimate of the divergence."""
 GROUP, ANSWER_TOKENS, STEPS = 8, 48, 3
 ADAPTER = AdapterConfig(name="check", rank=16, alpha=32, optimizer=OptimizerConfig(lr=1e-3))
 QUESTIONS = (
@@ -33,20 +35,29 @@ QUESTIONS = (
 
 def engine(found: Findings, scale: Scale) -> None:
     """Publishes two versions, and compares what the engine says of its answers with what the trainer says."""
+    _check(found, scale, scale.dtype)
+
+
+def engine_float16(found: Findings, scale: Scale) -> None:
+    """The same in the type in which both agree best."""
+    _check(found, scale, "float16")
+
+
+def _check(found: Findings, scale: Scale, dtype: str) -> None:
     with BenchTrainer(
-        scale.model, scale.dtype, scale.scratch, max_rank=16, max_tokens_per_gpu=16384 if not scale.tiny else 2048
+        scale.model, dtype, scale.scratch, max_rank=16, max_tokens_per_gpu=16384 if not scale.tiny else 2048
     ) as trainer:
-        asyncio.run(_Check(found, scale, trainer).run())
+        asyncio.run(_Check(found, scale, trainer, dtype).run())
 
 
 class _Check:
     """One engine with the adapters of one trainer."""
 
-    def __init__(self, found: Findings, scale: Scale, trainer: BenchTrainer) -> None:
-        self._found, self._scale, self._trainer = found, scale, trainer
+    def __init__(self, found: Findings, scale: Scale, trainer: BenchTrainer, dtype: str) -> None:
+        self._found, self._scale, self._trainer, self._dtype = found, scale, trainer, dtype
         self._engine = EngineActor(
             model_path=str(scale.model),
-            dtype=scale.dtype,
+            dtype=dtype,
             engine=EngineConfig(
                 max_model_len=512, max_num_seqs=256, kv_cache_gib=0.5, gpu_memory_utilization=0.15, enforce_eager=True
             ),
@@ -88,8 +99,10 @@ class _Check:
 
     def _mismatch(self, what: str, state: BlobRef, samples: Sequence[Sample]) -> None:
         (scored,) = self._trainer.step([self._trainer.batch(ADAPTER, state, self._trainer.put(samples))])
-        self._found.at_most(f"|Δlogp| to the trainer: {what}", scored.metrics["mismatch/logp_abs/mean"], MAX_LOGP_GAP)
-        self._found.at_most(f"KL (k3) to the trainer: {what}", scored.metrics["mismatch/kl/mean"], MAX_KL)
+        self._found.at_most(
+            f"|Δlogp| to the trainer: {what}", scored.metrics["mismatch/logp_abs/mean"], MAX_LOGP_GAP[self._dtype]
+        )
+        self._found.at_most(f"KL (k3) to the trainer: {what}", scored.metrics["mismatch/kl/mean"], MAX_KL[self._dtype])
 
     async def _old_version_still_serves(self, first: AdapterRef, answers: Sequence[Completion]) -> None:
         self._found.equal("versions served", ", ".join(await self._engine.serving()), "check@1, check@2")
