@@ -100,7 +100,7 @@ async def lookup_seconds(at: "Start") -> float:
 def new_run(name: str, store: str) -> tuple[RunConfig, RunRecords]:
     config = load_config(EXAMPLE, [f"run_name={name}", f"store.uri={store}"])
     records = RunRecords(open_store(config.store), name)
-    records.create_run(config.model_dump(mode="json"), config.sha256)
+    records.create_run(config)
     return config, records
 
 

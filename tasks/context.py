@@ -9,13 +9,10 @@ from typing import Any
 from lora_rl.config import RunConfig, StoreConfig
 from lora_rl.errors import ConfigError
 from lora_rl.models import resolve_model
-from lora_rl.store import AdapterRef, ArtifactStore, BlobRef, RunRecords, open_store
+from lora_rl.store import START, AdapterRef, ArtifactStore, BlobRef, RunRecords, open_store
 
 SESSION = uuid.uuid4().hex
 """This driver. What a standing actor has opened for another is opened again: graders and rows may have changed."""
-
-START = -1
-"""Number under which the records before the first iteration stand."""
 
 
 @dataclass(frozen=True, kw_only=True)

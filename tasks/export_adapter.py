@@ -54,7 +54,7 @@ async def export_adapter(at: Start, trained: StepRecord) -> State | StepRecord:
         at,
         "export_adapter",
         inputs={"state": state.sha256},
-        config={"adapter": config.adapter.model_dump(mode="json"), "version": version},
+        config={"adapter": config.deciding["adapter"], "version": version},
         body=body,
     )
 
@@ -79,10 +79,7 @@ async def new_adapter(at: Start) -> State | StepRecord:
         at,
         "new_adapter",
         inputs={},
-        config={
-            "model": config.model.model_dump(mode="json"),
-            "adapter": config.adapter.model_dump(mode="json"),
-        },
+        config={section: config.deciding[section] for section in ("model", "adapter")},
         body=body,
     )
 

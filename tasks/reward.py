@@ -31,6 +31,6 @@ async def reward(at: Iteration, samples: StepRecord) -> State | StepRecord:
         at,
         "reward",
         inputs={"samples": blob.sha256},
-        config={"reward": config.reward.model_dump(mode="json")},
+        config={"reward": config.deciding["reward"]},
         body=body,
     )

@@ -12,7 +12,7 @@ from tasks.step import StepResult, logs_of, run_step, step
 @step("rollout")
 async def rollout(at: Iteration) -> State | StepRecord:
     """Draws rollout_batch_size prompts from the data position and n_samples_per_prompt answers to each."""
-    config = at.config
+    config, deciding = at.config, at.config.deciding
     dynamic_sampling = config.algorithm.dynamic_sampling
 
     async def body() -> StepResult:
@@ -46,12 +46,11 @@ async def rollout(at: Iteration) -> State | StepRecord:
         "rollout",
         inputs={"adapter": at.adapter.digest, "position": str(at.position)},
         config={
-            "model": config.model.model_dump(mode="json"),
-            "data": config.data.model_dump(mode="json"),
-            "sampling": config.sampling.model_dump(mode="json"),
-            "engine": config.engine.model_dump(mode="json"),
-            "dynamic_sampling": dynamic_sampling and dynamic_sampling.model_dump(mode="json"),
-            "reward": dynamic_sampling and config.reward.model_dump(mode="json"),
+            "model": deciding["model"],
+            "data": deciding["data"],
+            "sampling": deciding["sampling"],
+            "dynamic_sampling": deciding["algorithm"]["dynamic_sampling"],
+            "reward": deciding["reward"] if dynamic_sampling else None,
             "version": at.adapter.label,
         },
         body=body,

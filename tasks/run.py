@@ -5,7 +5,8 @@ from typing import Any
 
 from prefect import get_run_logger
 
-from lora_rl.errors import ConfigError
+from lora_rl.config.run import changes_of_result
+from lora_rl.errors import CommitConflict, ConfigError
 from lora_rl.store import STEPS, AdapterRef, promote_adapter
 from lora_rl.tracking import check_declared, iteration_line, mean_score
 from tasks.context import START, Iteration, Start, open_iteration, open_start
@@ -35,7 +36,7 @@ async def commit_start(at: Start) -> dict[str, Any]:
     made = await new_adapter(at)
     adapter = exported(at, await export_adapter(at, made))
     document = {"state": made.outputs["state"], "adapter": adapter.to_json(), "position": 0}
-    return await asyncio.to_thread(at.records.commit_iteration, START, document)
+    return await asyncio.to_thread(_commit, at, document)
 
 
 async def committed_iteration(at: Iteration) -> dict[str, Any] | None:
@@ -71,6 +72,15 @@ def _commit_iteration(at: Iteration, adapter: AdapterRef) -> dict[str, Any]:
             for step, record in steps.items()
         },
     }
+    return _commit(at, document)
+
+
+def _commit(at: Start, document: dict[str, Any]) -> dict[str, Any]:
+    if changed := changes_of_result(at.records.config(), at.config):
+        raise CommitConflict(
+            f"{at}: another command gave the run another config meanwhile ({'; '.join(changed)}); "
+            "give one of the two commands again"
+        )
     return at.records.commit_iteration(at.n, document)
 
 

@@ -36,12 +36,6 @@ async def train_step(at: Iteration, scored: StepRecord) -> State | StepRecord:
         at,
         "train_step",
         inputs={"state": at.state.sha256, "samples": blob.sha256},
-        config={
-            "model": config.model.model_dump(mode="json"),
-            "adapter": config.adapter.model_dump(mode="json"),
-            "algorithm": config.algorithm.model_dump(mode="json"),
-            "sampling": config.sampling.model_dump(mode="json"),
-            "trainer": config.trainer.model_dump(mode="json"),
-        },
+        config={section: config.deciding[section] for section in ("model", "adapter", "algorithm", "sampling")},
         body=body,
     )

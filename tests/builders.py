@@ -7,8 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from lora_rl.config import RunConfig, check_config
 from lora_rl.data.types import FinishReason, Sample
 from lora_rl.store import AdapterRef, ArtifactStore, BlobRef, StepRecord
+
+
+def make_run_config(**fields: Any) -> RunConfig:
+    """The least that is a config of a run; `fields` replace its own."""
+    values = {"iterations": 3, "model": {"name": "m"}, "data": {"type": "file", "uri": "x.jsonl"}}
+    return check_config(values | fields)
 
 
 def make_sample(**fields: Any) -> Sample:

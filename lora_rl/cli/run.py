@@ -52,7 +52,7 @@ def run(
         checked = check_run(given, starts_actors=station is None and "RAY_ADDRESS" not in os.environ)
     artifacts = open_store(checked.store)
     records = RunRecords(artifacts, str(checked.run_name))
-    records.create_run(checked.model_dump(mode="json"), checked.sha256)
+    records.create_run(checked)
     with console.status("making the model ready"):
         _make_model(checked)
     result = _execute(console, checked, records, station)

@@ -9,4 +9,4 @@ class PlacementConfig(Section):
     mode: Literal["disaggregated", "colocated"] = "disaggregated"
     """`disaggregated`: trainer ranks and engines have GPUs of their own. `colocated`: they share GPUs and take turns;
     the trainer's memory moves to the host while the engines generate, and the engines sleep while it trains. Without
-    GPUs nothing moves. May differ when a run is resumed."""
+    GPUs nothing moves."""

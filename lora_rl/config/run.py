@@ -9,6 +9,7 @@ from pydantic import Field
 from lora_rl.config.adapter import AdapterConfig, Name
 from lora_rl.config.algorithm import AlgorithmConfig
 from lora_rl.config.base import Section
+from lora_rl.config.changes import differences, without
 from lora_rl.config.data import DataConfig, SamplingConfig
 from lora_rl.config.deadlines import DeadlineConfig
 from lora_rl.config.engine import EngineConfig
@@ -24,8 +25,24 @@ ENGINE_MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 COLOCATED_MAX_UTILIZATION = 0.9
 """Share of a GPU that an engine can take where an offloaded trainer keeps its CUDA context and NCCL's buffers."""
 
-NOT_PART_OF_THE_RESULT = ("run_name", "iterations", "deadlines", "store", "placement")
-"""Fields that may differ when a run is resumed: they do not change what an iteration computes."""
+HOW_IT_IS_EXECUTED = (
+    "deadlines",
+    "placement",
+    "trainer",
+    "engine",
+    "reward.workers",
+    "reward.deadline_s",
+    "algorithm.max_mismatch",
+    "algorithm.dynamic_sampling.max_rounds",
+)
+"""Fields and sections that a resumed run takes as last given. They alter how much time and memory a run takes, where it
+gives up, and at most how its sums are rounded."""
+
+SAME_BITS = ("trainer.recompute", "trainer.max_skipped_steps", "engine.probe_tolerance")
+"""Fields of trainer and engine that leave every bit of a result on a CPU; any other may round it differently."""
+
+NOT_PART_OF_THE_RESULT = ("run_name", "iterations", "store", *HOW_IT_IS_EXECUTED)
+"""Fields and sections that may differ when a run is resumed: they do not decide what an iteration computes."""
 
 
 class RunConfig(Section):
@@ -53,10 +70,14 @@ class RunConfig(Section):
     store: StoreConfig = StoreConfig()
 
     @property
+    def deciding(self) -> dict[str, Any]:
+        """The fields that decide the run's result, by section, as JSON."""
+        return without(self.model_dump(mode="json"), NOT_PART_OF_THE_RESULT)
+
+    @property
     def sha256(self) -> str:
         """Digest of everything that decides the run's result."""
-        fields = self.model_dump(mode="json", exclude=set(NOT_PART_OF_THE_RESULT))
-        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.deciding, sort_keys=True).encode()).hexdigest()
 
     @property
     def engine_max_rank(self) -> int:
@@ -142,14 +163,15 @@ def _algorithm_faults(algorithm: AlgorithmConfig, sampling: SamplingConfig) -> l
     return faults
 
 
-def differences(ours: dict[str, Any], theirs: dict[str, Any], path: str = "") -> list[str]:
-    """Each field whose value differs, as `field: theirs -> ours`."""
-    lines = []
-    for key in sorted(ours.keys() | theirs.keys()):
-        here = f"{path}.{key}" if path else key
-        mine, other = ours.get(key), theirs.get(key)
-        if isinstance(mine, dict) and isinstance(other, dict):
-            lines += differences(mine, other, here)
-        elif mine != other:
-            lines.append(f"{here}: {other!r} -> {mine!r}")
-    return lines
+def changes_of_result(config: RunConfig, before: RunConfig) -> list[str]:
+    """Each field that decides the result and is not what it was, as `field: before -> now`."""
+    return differences(config.deciding, before.deciding)
+
+
+def changes_of_rounding(config: RunConfig, before: RunConfig) -> list[str]:
+    """Each field that may change the last bits of the results to come, as `field: before -> now`."""
+    sections = {"trainer", "engine"}
+    return differences(
+        without(config.model_dump(mode="json", include=sections), SAME_BITS),
+        without(before.model_dump(mode="json", include=sections), SAME_BITS),
+    )

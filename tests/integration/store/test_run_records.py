@@ -6,13 +6,13 @@ import pytest
 
 from lora_rl.errors import CommitConflict
 from lora_rl.store import ArtifactStore, RunRecords, download_adapter, promote_adapter
-from tests.builders import make_adapter, make_step_record
+from tests.builders import make_adapter, make_run_config, make_step_record
 
 pytestmark = pytest.mark.integration
 
 
 def test_run_is_recorded_and_resumed_by_another_process_view(store: ArtifactStore):
-    RunRecords(store, "night").create_run({"seed": 0}, "d1")
+    RunRecords(store, "night").create_run(make_run_config())
     for n in range(5):
         records = RunRecords(store, "night")
         assert records.first_uncommitted() == n

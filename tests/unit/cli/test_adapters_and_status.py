@@ -16,7 +16,7 @@ def records(tiny: Path) -> RunRecords:
     """Run `tiny`, recorded and not begun, in the default store."""
     config = load_config(tiny)
     records = RunRecords(open_store(config.store), "tiny")
-    records.create_run(config.model_dump(mode="json"), config.sha256)
+    records.create_run(config)
     return records
 
 

@@ -117,7 +117,8 @@ def test_folder_as_config_is_refused(cli, folder) -> None:
 def test_name_taken_by_another_config_shows_the_difference(cli, tiny, folder) -> None:
     config = load_config(tiny)
     records = RunRecords(open_store(config.store), "tiny")
-    records.create_run(config.model_dump(mode="json"), config.sha256)
+    records.create_run(config)
+    records.commit_iteration(0, {})
     before = records.run_document()
     ended = cli("run", tiny, "--set", "adapter.rank=8", "--set", "seed=7")
     assert ended.status == 2
@@ -136,7 +137,7 @@ def test_unknown_run_is_refused_with_those_there_are(cli, tiny, folder, command)
     assert "no run 'nobody' in file://" in ended.text
     assert "there is none" in ended.text
     config = load_config(tiny)
-    RunRecords(open_store(config.store), "somebody").create_run(config.model_dump(mode="json"), config.sha256)
+    RunRecords(open_store(config.store), "somebody").create_run(config)
     assert "there are somebody" in cli(*command).text
     assert not (folder / "x").exists()
 

@@ -2,12 +2,14 @@ import threading
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
-from lora_rl.config import DeadlineConfig, PlacementConfig, RunConfig, StoreConfig
+from lora_rl.config import RunConfig, StoreConfig
+from lora_rl.config.run import NOT_PART_OF_THE_RESULT, SAME_BITS
 from lora_rl.errors import CommitConflict, ConfigError, StoreError
-from lora_rl.store import ArtifactStore, RunRecords, open_store
+from lora_rl.store import START, ArtifactStore, RunRecords, open_store, versions
 from lora_rl.store.local_objects import LocalObjects
-from tests.builders import make_step_record
+from tests.builders import make_run_config, make_step_record
 
 
 @pytest.fixture
@@ -20,26 +22,131 @@ def records(store: ArtifactStore) -> RunRecords:
     return RunRecords(store, "night")
 
 
-CONFIG = {"run_name": "night", "iterations": 3, "seed": 0, "adapter": {"rank": 8}, "store": {"uri": "x"}}
+def paths_of(section: type[BaseModel]) -> set[str]:
+    """Every field of a section, by dotted path, those of its sections included."""
+    found = set()
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        nested = isinstance(inner, type) and issubclass(inner, BaseModel)
+        found |= {f"{name}.{path}" for path in paths_of(inner)} if nested else {name}
+    return found
+
+
+def begin(records: RunRecords, config: RunConfig) -> None:
+    """Records the run and commits its first iteration."""
+    records.create_run(config)
+    records.commit_iteration(START, {})
+    records.commit_iteration(0, {})
 
 
 def test_run_of_the_same_config_is_the_one_that_exists(records: RunRecords):
-    first = records.create_run(CONFIG, "d1")
-    assert first["config"] == CONFIG
-    assert first["versions"]["python"]
-    assert records.create_run({**CONFIG, "iterations": 9}, "d1") == first == records.run_document()
+    config = make_run_config()
+    begin(records, config)
+    first = records.run_document()
+    assert first is not None
+    assert first["config"] == config.model_dump(mode="json")
+    assert (first["config_sha256"], first["versions"]) == (config.sha256, versions())
+    assert records.create_run(make_run_config(iterations=9)) == first == records.run_document()
 
 
 def test_run_of_another_config_is_refused_with_each_difference_that_decides(records: RunRecords):
-    records.create_run(CONFIG, "d1")
+    begin(records, make_run_config())
     with pytest.raises(ConfigError) as caught:
-        records.create_run({**CONFIG, "iterations": 9, "seed": 1, "adapter": {"rank": 16}, "store": {}}, "d2")
+        records.create_run(make_run_config(iterations=9, seed=1, adapter={"rank": 16}, trainer={"threads": 4}))
     assert str(caught.value).splitlines() == [
         "run night: exists with another config (stored -> given)",
-        "  adapter.rank: 8 -> 16",
+        "  adapter.rank: 32 -> 16",
         "  seed: 0 -> 1",
         "use another --run-name, or the config that the run was made with",
     ]
+    assert records.config() == make_run_config()
+
+
+def test_another_config_takes_the_place_of_a_run_that_has_committed_no_iteration(records: RunRecords):
+    records.create_run(make_run_config(trainer={"threads": 4}))
+    records.commit_iteration(START, {"state": "of the first config"})
+    config = make_run_config(seed=1, sampling={"max_prompt_tokens": 99})
+    assert records.create_run(config) == records.run_document()
+    assert records.config() == config
+    assert records.iteration_commit(START) is None
+    records.commit_iteration(START, {"state": "of the second"})
+
+
+# Each text that tells a user to change one of these is a dead end where the run is then refused.
+LATER = {
+    "deadlines": {"train_s": 7200},
+    "placement": {"mode": "colocated"},
+    "trainer": {"recompute": True, "max_tokens_per_gpu": 8192, "max_skipped_steps": 9, "data_parallel": 2},
+    "engine": {"replicas": 2, "probe_tolerance": 0.5, "kv_cache_gib": 1, "tensor_parallel": 2},
+    "reward": {"workers": 9, "deadline_s": 60},
+    "algorithm": {"max_mismatch": None, "dynamic_sampling": {"max_rounds": 9}},
+}
+
+
+@pytest.mark.parametrize("section", LATER)
+def test_how_a_run_is_executed_is_taken_as_last_given(records: RunRecords, section: str):
+    before = {"algorithm": {"dynamic_sampling": {}}}
+    begin(records, make_run_config(**before))
+    later = make_run_config(**before | {section: LATER[section]})
+    records.create_run(later)
+    assert records.config() == later != make_run_config(**before)
+    assert later.sha256 == make_run_config(**before).sha256
+
+
+def test_what_is_said_to_be_executed_or_to_leave_the_bits_is_a_field():
+    paths = paths_of(RunConfig) | set(RunConfig.model_fields)
+    assert {path.replace("dynamic_sampling.max_rounds", "dynamic_sampling") for path in NOT_PART_OF_THE_RESULT} <= paths
+    assert set(SAME_BITS) <= paths
+
+
+def test_one_warning_tells_that_results_go_on_rounded_otherwise(records: RunRecords, caplog: pytest.LogCaptureFixture):
+    begin(records, make_run_config())
+    records.create_run(make_run_config(trainer={"recompute": True, "max_skipped_steps": 9}, reward={"workers": 9}))
+    assert caplog.messages == []
+    later = make_run_config(trainer={"data_parallel": 2, "max_tokens_per_gpu": 8192}, engine={"threads": 3})
+    records.create_run(later)
+    assert caplog.messages == [
+        "run night: goes on correctly, but no longer bit for bit: engine.threads: 2 -> 3; "
+        "trainer.data_parallel: 1 -> 2; trainer.max_tokens_per_gpu: 4096 -> 8192"
+    ]
+    records.create_run(later)
+    assert len(caplog.messages) == 1
+
+
+def test_run_of_other_versions_goes_on_with_one_warning(
+    records: RunRecords, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    begin(records, make_run_config())
+    upgraded = versions() | {"torch": "99.0", "prefect": "99.0"}
+    monkeypatch.setattr("lora_rl.store.run_records.versions", lambda: upgraded)
+    for _ in range(2):
+        records.create_run(make_run_config())
+    (message,) = caplog.messages
+    assert message == f"run night: goes on with other versions: torch: {versions()['torch']!r} -> '99.0'"
+
+
+def test_run_recorded_before_a_field_existed_goes_on_under_its_default(store: ArtifactStore, records: RunRecords):
+    begin(records, make_run_config())
+    document = records.run_document()
+    assert document is not None
+    del document["config"]["adapter"]["optimizer"]["weight_decay"], document["config"]["algorithm"]["icepop"]
+    store.replace("runs/night/run.json", document)
+    store.replace("runs/night/settings.json", {"deadlines": {"train_s": 7200}})  # as older versions wrote it
+    assert records.config() == make_run_config(deadlines={"train_s": 7200})
+    records.create_run(make_run_config())
+    with pytest.raises(ConfigError, match=r"adapter\.optimizer\.weight_decay: 0\.0 -> 0\.1"):
+        records.create_run(make_run_config(adapter={"optimizer": {"weight_decay": 0.1}}))
+
+
+def test_run_whose_config_is_of_another_version_says_which(store: ArtifactStore, records: RunRecords):
+    begin(records, make_run_config())
+    document = records.run_document()
+    assert document is not None
+    document["config"]["adapter"]["gone"], document["versions"]["lora-rl"] = 1, "0.0.7"
+    store.replace("runs/night/run.json", document)
+    store.delete("runs/night/settings.json")
+    with pytest.raises(ConfigError, match=r"its config is none of this version \(adapter\.gone: .* lora-rl 0\.0\.7"):
+        records.create_run(make_run_config())
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", ".."])
@@ -72,10 +179,9 @@ def test_committed_step_is_read_back_from_its_iteration(store: ArtifactStore, re
     assert store.list("runs") == ["runs/night/it00012/rollout.json"]
 
 
-@pytest.mark.parametrize("it", [None, -1])
-def test_records_before_the_first_iteration_stand_apart(store: ArtifactStore, records: RunRecords, it: int | None):
-    records.commit_step(it, make_step_record(store))
-    records.begin_attempt(it, "rollout")
+def test_records_before_the_first_iteration_stand_apart(store: ArtifactStore, records: RunRecords):
+    records.commit_step(START, make_step_record(store))
+    records.begin_attempt(START, "rollout")
     assert store.list("runs") == ["runs/night/start/attempts/rollout-1.json", "runs/night/start/rollout.json"]
 
 
@@ -201,14 +307,3 @@ def test_flow_run_keeps_the_iteration_it_began_with(store: ArtifactStore, record
 def test_iteration_commit_adopts_one_that_differs_only_in_how_it_was_executed(records: RunRecords):
     first = records.commit_iteration(0, {"state": "a", "steps": {"rollout": {"executions": 1}}})
     assert records.commit_iteration(0, {"state": "a", "steps": {"rollout": {"executions": 2}}}) == first
-
-
-def test_deadlines_and_placement_given_later_act_on_an_existing_run(records: RunRecords):
-    config = RunConfig.model_validate({"iterations": 2, "model": {"name": "m"}, "data": {"type": "file", "uri": "x"}})
-    records.create_run(config.model_dump(mode="json"), config.sha256)
-    changes = {"deadlines": DeadlineConfig(train_s=7200), "placement": PlacementConfig(mode="colocated")}
-    later = config.model_copy(update=changes)
-    records.create_run(later.model_dump(mode="json"), later.sha256)
-    assert records.config().deadlines.train_s == 7200
-    assert (config.placement.mode, records.config().placement.mode) == ("disaggregated", "colocated")
-    assert records.config().sha256 == config.sha256

@@ -43,7 +43,7 @@ def artifacts(store_uri: str) -> ArtifactStore:
 def records(config: RunConfig, artifacts: ArtifactStore) -> RunRecords:
     """The run, with its start and iteration 0 committed; the adapter after them has version 0 and 1."""
     records = RunRecords(artifacts, "run")
-    records.create_run(config.model_dump(mode="json"), config.sha256)
+    records.create_run(config)
     state = artifacts.put_blob("state", b"state").to_json()
     for it in (START, 0):
         adapter = make_adapter(artifacts, version=it + 1).to_json()

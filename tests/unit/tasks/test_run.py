@@ -1,8 +1,10 @@
 import pytest
 
-from lora_rl.errors import ConfigError
-from lora_rl.store import RunRecords
-from tasks.run import begin_run
+from lora_rl.config import RunConfig
+from lora_rl.errors import CommitConflict, ConfigError
+from lora_rl.store import START, ArtifactStore, RunRecords
+from tasks.context import open_start
+from tasks.run import _commit, begin_run
 
 
 async def test_run_goes_on_after_its_last_commit(records: RunRecords, store_uri: str) -> None:
@@ -32,3 +34,16 @@ async def test_retried_flow_run_begins_where_it_began_first(records: RunRecords,
     first, history = await begin_run("run", store_uri, 3, "flow-run")
     assert (first, [commit["it"] for commit in history]) == (1, [0, 1])
     assert (await begin_run("run", store_uri, 3, "another"))[0] == 2
+
+
+async def test_nothing_is_committed_under_a_config_that_was_replaced_meanwhile(
+    artifacts: ArtifactStore, config: RunConfig, store_uri: str
+) -> None:
+    records = RunRecords(artifacts, "run")
+    records.create_run(config)
+    at = await open_start("run", store_uri)
+    records.create_run(config.model_copy(update={"seed": 7}))
+    with pytest.raises(CommitConflict, match=r"run/start: another command gave .* \(seed: 0 -> 7\); give one"):
+        _commit(at, {})
+    assert records.iteration_commit(START) is None
+    _commit(await open_start("run", store_uri), {})

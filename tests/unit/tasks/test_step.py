@@ -1,16 +1,23 @@
 """Fingerprint, reuse and commit."""
 
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 from prefect.states import Failed
 
+from lora_rl.config import RunConfig
 from lora_rl.errors import ActorLost, CommitConflict, EngineError
-from lora_rl.store import ArtifactStore, StepRecord
+from lora_rl.store import ArtifactStore, StepRecord, fingerprint
+from tasks import export_adapter, new_adapter, reward, train_step
+from tasks import rollout as rollout_task
 from tasks.context import Iteration
 from tasks.step import StepResult, _lost_actor, run_step
+from tests.builders import make_step_record
 
 
 class Body:
@@ -92,3 +99,37 @@ async def test_step_that_fails_commits_nothing_and_counts_as_begun(at, artifacts
 @pytest.mark.parametrize(("error", "again"), [(ActorLost("x"), True), (EngineError("x"), False), (OSError("x"), False)])
 async def test_only_a_lost_actor_is_worth_another_try(error: Exception, again: bool) -> None:
     assert await _lost_actor(None, None, Failed(data=error)) is again  # pyright: ignore[reportArgumentType]
+
+
+async def digests_of_steps(at: Iteration, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The fingerprint that each step of an iteration, and of the start, would be committed with."""
+    found = {}
+
+    async def run_step(at: Iteration, name: str, *, inputs: Any, config: Any, body: Any) -> None:
+        found[name] = fingerprint(name, inputs, config, at.config.seed)
+
+    record = make_step_record(at.artifacts)
+    trained = make_step_record(at.artifacts, outputs={"state": at.state.to_json()})
+    calls = ((rollout_task,), (reward, record), (train_step, record), (export_adapter, trained), (new_adapter,))
+    for task, *arguments in calls:
+        body = task.__wrapped__
+        monkeypatch.setattr(sys.modules[body.__module__], "run_step", run_step)
+        await body(at, *arguments)
+    return found
+
+
+async def test_fingerprints_do_not_follow_how_a_step_is_executed(at, monkeypatch) -> None:
+    later = {
+        "trainer": {"data_parallel": 2, "recompute": True},
+        "engine": {"replicas": 3, "probe_tolerance": 1.0},
+        "reward": {"workers": 9, "deadline_s": 60},
+        "algorithm": {"max_mismatch": None, "dynamic_sampling": {"max_rounds": 9}},
+    }
+    values = at.config.model_dump(mode="json")
+    before = replace(at, config=RunConfig.model_validate(values | {"algorithm": {"dynamic_sampling": {}}}))
+    same = replace(at, config=RunConfig.model_validate(values | later))
+    digests = await digests_of_steps(before, monkeypatch)
+    assert sorted(digests) == ["export_adapter", "new_adapter", "reward", "rollout", "train_step"]
+    assert await digests_of_steps(same, monkeypatch) == digests
+    other = replace(at, config=RunConfig.model_validate(values | later | {"seed": 1}))
+    assert not digests.items() & (await digests_of_steps(other, monkeypatch)).items()

@@ -5,7 +5,7 @@ import pytest
 from lora_rl.config import StoreConfig
 from lora_rl.store import STEPS, RunRecords, open_store
 from lora_rl.tracking import run_status
-from tests.builders import make_adapter, make_step_record
+from tests.builders import make_adapter, make_run_config, make_step_record
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def artifacts(tmp_path):
 @pytest.fixture
 def records(artifacts):
     records = RunRecords(artifacts, "night")
-    records.create_run({"iterations": 3}, "c" * 64)
+    records.create_run(make_run_config())
     records.commit_iteration(-1, {"adapter": make_adapter(artifacts, version=0).to_json()})
     return records
 
@@ -31,7 +31,7 @@ def _commit_iteration(artifacts, records, it: int) -> None:
 
 def test_a_run_that_has_not_begun_has_no_iterations_but_the_adapter_it_starts_from(artifacts, records):
     status = run_status(artifacts, records, "night")
-    assert (status["run"], status["config_sha256"], status["iterations"]) == ("night", "c" * 64, [])
+    assert (status["run"], status["config_sha256"], status["iterations"]) == ("night", make_run_config().sha256, [])
     assert status["adapter"]["iteration"] == -1
 
 
