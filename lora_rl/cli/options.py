@@ -6,6 +6,8 @@ import typer
 from pydantic import ValidationError
 
 from lora_rl.config import StoreConfig
+from lora_rl.config.store import VARIABLE
+from lora_rl.config.uri import redacted
 from lora_rl.errors import ConfigError
 from lora_rl.store import ArtifactStore, RunRecords, open_store
 
@@ -16,8 +18,8 @@ StoreUri = Annotated[
     str | None,
     typer.Option(
         "--store",
-        help="Folder, file://... or s3://bucket/prefix; the default is ./lora-rl-store.",
-        envvar="LORA_RL_STORE",
+        help="Folder, file://... or s3://bucket/prefix; else what the config says, then LORA_RL_STORE, then "
+        "./lora-rl-store.",
     ),
 ]
 
@@ -29,9 +31,11 @@ def store_config(uri: str | None) -> StoreConfig:
     """
     try:
         return (StoreConfig(uri=uri) if uri else StoreConfig()).absolute()
-    except ValidationError:
+    except ValidationError as error:
+        (fault,) = error.errors()
         raise ConfigError(
-            f"--store: {uri!r} is neither a folder, file://... nor s3://bucket/prefix; correct it"
+            f"{'--store' if uri else VARIABLE}: {redacted(repr(fault['input']))} is neither a folder, file://... nor "
+            "s3://bucket/prefix, free of secrets; correct it"
         ) from None
 
 

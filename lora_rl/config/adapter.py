@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, field_validator
 
 from lora_rl.config.base import Section
+from lora_rl.config.uri import Uri
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")]
 """A name that cannot leave its folder: letters, digits, `_`, `-`, and `.` but not first."""
@@ -73,7 +74,7 @@ class AdapterConfig(Section):
     only_train: tuple[str, ...] | None = None
     """Projections, named alike, or tensors (`lora_B`, `*.q_proj.lora_A`) that learn, the rest stays; null for all."""
 
-    init: str | None = None
+    init: Uri | None = None
     """PEFT adapter to start from (directory or URI), which decides rank, alpha, rslora and target_modules where these
     are not given; null for a fresh one."""
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lora_rl.config.base import Section
+from lora_rl.config.uri import Uri
 
 
 class TableData(Section):
@@ -25,12 +26,16 @@ class TableData(Section):
     shuffle: bool = True
     """Shuffle once an epoch, by the run's seed."""
 
+    digest: str | None = None
+    """Of the rows, which may then lie anywhere. A run records that of the rows it began with, and goes on with no
+    others; null for whatever rows are found when it begins."""
+
 
 class FileData(TableData):
     """Rows of a JSONL or Parquet file."""
 
     type: Literal["file"] = "file"
-    uri: str = Field(min_length=1)
+    uri: Uri = Field(min_length=1)
     """Path or fsspec URI of a `.jsonl` or `.parquet` file."""
 
 
@@ -38,11 +43,14 @@ class HubData(TableData):
     """A Hugging Face dataset, by hub name or local path."""
 
     type: Literal["hf"] = "hf"
-    path: str = Field(min_length=1)
+    path: Uri = Field(min_length=1)
     """First argument of `datasets.load_dataset`, or a folder written by `save_to_disk`."""
 
     name: str | None = None
     """Configuration of the dataset."""
+
+    revision: str | None = None
+    """Commit, tag or branch of the data set on the hub; null for its main branch."""
 
     split: str = "train"
     """Split to read."""
@@ -63,6 +71,10 @@ class ReasoningGymData(Section):
 
     system_prompt: str | None = None
     """System message put before the question."""
+
+    digest: str | None = None
+    """Of the first tasks. A run records that of those it began with, and goes on with no others; null
+    for whatever tasks the installed package makes when it begins."""
 
 
 DataConfig = Annotated[FileData | HubData | ReasoningGymData, Field(discriminator="type")]

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from lora_rl.config import uri
 from lora_rl.config.data import FileData, HubData
 from lora_rl.config.run import RunConfig, faults_between_sections
 from lora_rl.errors import ConfigError
@@ -81,8 +82,10 @@ def _fault(details: Any) -> str:
             return f"{field}: unknown key; remove it or correct its name"
         case "missing":
             return f"{field}: missing; it has no default"
+        case uri.SECRET:
+            return f"{field}: {details['msg']}"
         case _:
-            return f"{field}: {details['input']!r}: {details['msg'][0].lower()}{details['msg'][1:]}"
+            return f"{field}: {uri.redacted(repr(details['input']))}: {details['msg'][0].lower()}{details['msg'][1:]}"
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

@@ -5,10 +5,11 @@ from typing import Literal
 from pydantic import Field
 
 from lora_rl.config.base import Section
+from lora_rl.config.uri import Uri
 
 
 class ModelConfig(Section):
-    name: str = Field(min_length=1)
+    name: Uri = Field(min_length=1)
     """A directory in Hugging Face format, or a name that `lora-rl models list` shows."""
 
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"

@@ -18,7 +18,7 @@ class RewardTerm(Section):
     """Factor of this grader's score in the reward."""
 
     params: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the grader."""
+    """Keyword arguments of the grader. They are recorded: a grader that needs a key reads it from its environment."""
 
 
 class RewardConfig(Section):

@@ -67,12 +67,13 @@ class RunConfig(Section):
     engine: EngineConfig = EngineConfig()
     placement: PlacementConfig = PlacementConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
-    store: StoreConfig = StoreConfig()
+    store: StoreConfig = Field(default_factory=StoreConfig)
 
     @property
     def deciding(self) -> dict[str, Any]:
         """The fields that decide the run's result, by section, as JSON."""
-        return without(self.model_dump(mode="json"), NOT_PART_OF_THE_RESULT)
+        place = () if self.data.digest is None else ("data.uri", "data.path")
+        return without(self.model_dump(mode="json"), (*NOT_PART_OF_THE_RESULT, *place))
 
     @property
     def sha256(self) -> str:
@@ -164,8 +165,17 @@ def _algorithm_faults(algorithm: AlgorithmConfig, sampling: SamplingConfig) -> l
 
 
 def changes_of_result(config: RunConfig, before: RunConfig) -> list[str]:
-    """Each field that decides the result and is not what it was, as `field: before -> now`."""
+    """Each field that decides the result and is not what it was, as `field: before -> now`.
+
+    Rows whose digest is not known are the same if they lie in the same place.
+    """
+    if config.data.digest is None or before.data.digest is None:
+        config, before = _undigested(config), _undigested(before)
     return differences(config.deciding, before.deciding)
+
+
+def _undigested(config: RunConfig) -> RunConfig:
+    return config.model_copy(update={"data": config.data.model_copy(update={"digest": None})})
 
 
 def changes_of_rounding(config: RunConfig, before: RunConfig) -> list[str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_rl.config import check_config, load_config
+from lora_rl.config import FileData, check_config, load_config
 from lora_rl.errors import ConfigError
 
 MINIMAL = """
@@ -122,3 +122,46 @@ def test_run_name_and_store_of_the_caller_are_taken_letter_by_letter(minimal):
 def test_null_run_name_means_the_files_name(minimal):
     minimal.write_text(MINIMAL + "run_name: null\n")
     assert load_config(minimal).run_name == "nightly"
+
+
+SECRETS = (
+    "https://bob:hunter2@host/x.jsonl",
+    "s3://hunter2@bucket/x.jsonl",
+    "https://host/x.jsonl?X-Amz-Signature=hunter2",
+    "https://host/x.jsonl?a=1&access_token=hunter2&b=2",
+    "simplecache::https://bob:hunter2@host/x.jsonl",
+)
+PLACES = {
+    "data.uri": "data={{type: file, uri: '{}'}}",
+    "data.path": "data={{type: hf, path: '{}'}}",
+    "adapter.init": "adapter.init='{}'",
+    "model.name": "model.name='{}'",
+    "store.uri": "store.uri='{}'",
+}
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("place", PLACES)
+def test_no_secret_comes_into_the_config_nor_into_the_error(minimal, place, secret):
+    with pytest.raises(ConfigError) as caught:
+        load_config(minimal, [PLACES[place].format(secret)])
+    assert place.split(".")[1] in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/a@b.jsonl", "/data/a@b?token.jsonl", "https://host/x.jsonl?version=3"])
+def test_a_uri_without_a_secret_is_taken(minimal, uri):
+    config = load_config(minimal, [PLACES["data.uri"].format(uri)])
+    assert isinstance(config.data, FileData)
+    assert config.data.uri == uri
+
+
+def test_the_variable_names_the_store_where_nothing_else_does(minimal, monkeypatch):
+    monkeypatch.setenv("LORA_RL_STORE", "/of/variable")
+    assert load_config(minimal).store.uri == "file:///of/variable"
+    assert load_config(minimal, store="/typed").store.uri == "file:///typed"
+    assert load_config(minimal, ["store.uri=/set"]).store.uri == "file:///set"
+    minimal.write_text(MINIMAL + "store: {uri: /of/file}\n")
+    assert load_config(minimal).store.uri == "file:///of/file"
+    monkeypatch.setenv("LORA_RL_STORE", "ftp://host")
+    assert load_config(minimal).store.uri == "file:///of/file"
