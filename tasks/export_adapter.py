@@ -60,11 +60,15 @@ async def export_adapter(at: Start, trained: StepRecord) -> State | StepRecord:
 
 
 @step("new_adapter")
-async def new_adapter(at: Start) -> State | StepRecord:
-    """The state that the first iteration starts from: a fresh adapter, or the one that the config names."""
+async def new_adapter(at: Start, origin: dict[str, Any] | None = None) -> State | StepRecord:
+    """The state that the first iteration starts from: that of `origin`, another run's commit, or a fresh adapter, or
+    the one that the config names."""
     config = at.config
+    forked = BlobRef.from_json(origin["state"]) if origin else None
 
     async def body() -> StepResult:
+        if forked is not None:
+            return StepResult(outputs={"state": forked})
         trainer = await roles.trainer(config, at.model_path)
         state = await trainer.call_all(
             "new_state",
@@ -78,7 +82,7 @@ async def new_adapter(at: Start) -> State | StepRecord:
     return await run_step(
         at,
         "new_adapter",
-        inputs={},
+        inputs={"state": forked.sha256} if forked else {},
         config={section: config.deciding[section] for section in ("model", "adapter")},
         body=body,
     )

@@ -30,12 +30,17 @@ async def begin_run(run: str, store: str, iterations: int, flow_run_id: str | No
 
 
 async def commit_start(at: Start) -> dict[str, Any]:
-    """The state and adapter, version 0, that the first iteration starts from."""
+    """The state and adapter, version 0, that the first iteration starts from, and its place in the data."""
     if (committed := await asyncio.to_thread(at.records.iteration_commit, START)) is not None:
         return committed
-    made = await new_adapter(at)
+    origin = await asyncio.to_thread(at.records.origin)
+    made = await new_adapter(at, origin)
     adapter = exported(at, await export_adapter(at, made))
-    document = {"state": made.outputs["state"], "adapter": adapter.to_json(), "position": 0}
+    document = {
+        "state": made.outputs["state"],
+        "adapter": adapter.to_json(),
+        "position": origin["position"] if origin else 0,
+    }
     return await asyncio.to_thread(_commit, at, document)
 
 

@@ -14,8 +14,10 @@ from lora_rl.store import AdapterRef, ArtifactStore, BlobRef, StepRecord
 
 def make_run_config(**fields: Any) -> RunConfig:
     """The least that is a config of a run; `fields` replace its own."""
-    values = {"iterations": 3, "model": {"name": "m"}, "data": {"type": "file", "uri": "x.jsonl"}}
-    return check_config(values | fields)
+    values = {"iterations": 3, "model": {"name": "m"}, "data": {"uri": "x.jsonl"}}
+    values |= fields
+    values["data"] = {"type": "file"} | values["data"]
+    return check_config(values)
 
 
 def make_sample(**fields: Any) -> Sample:

@@ -1,5 +1,6 @@
 """Records of a JSONL or Parquet file, wherever fsspec reaches."""
 
+import hashlib
 import json
 from typing import Any
 
@@ -8,11 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from botocore.exceptions import BotoCoreError
 
+from lora_rl.data.records import Records
 from lora_rl.errors import DataError
 
 
-def read_records(uri: str) -> list[dict[str, Any]]:
-    """Every record of the file at `uri` (path or fsspec URI). Raises DataError where it cannot be read whole."""
+def read_records(uri: str) -> Records:
+    """Every record of the file at `uri` (path or fsspec URI), and the sha256 of its bytes.
+
+    Raises DataError where it cannot be read whole.
+    """
     if not uri.endswith((".jsonl", ".parquet")):
         raise DataError(f"data.uri: {uri!r} ends in neither .jsonl nor .parquet; convert it or rename it")
     try:
@@ -23,7 +28,8 @@ def read_records(uri: str) -> list[dict[str, Any]]:
             f"data.uri: {uri!r} cannot be read ({type(error).__name__}: {error}); give a path or an fsspec URI that "
             "this machine can open"
         ) from error
-    return _parquet(uri, data) if uri.endswith(".parquet") else _jsonl(uri, data)
+    rows = _parquet(uri, data) if uri.endswith(".parquet") else _jsonl(uri, data)
+    return Records(rows=rows, digest=hashlib.sha256(data).hexdigest())
 
 
 def _parquet(uri: str, data: bytes) -> list[dict[str, Any]]:

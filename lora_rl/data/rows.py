@@ -1,18 +1,24 @@
 """Rows of prompts as they lie in files, hub data sets and procedural tasks, before the chat template."""
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lora_rl.config.data import DataConfig, FileData, HubData, ReasoningGymData, TableData
+from lora_rl.data import exact_json
 from lora_rl.data.files import read_records
 from lora_rl.data.hub import load_hub_records
 from lora_rl.data.procedural import create_tasks
+from lora_rl.data.records import Records
 from lora_rl.errors import ConfigError, DataError
 
 Message = dict[str, str]
 """A chat message: `role` and `content`."""
+
+FIRST_TASKS = 8
+"""Tasks of a family that tell whether the package still makes the same ones."""
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -29,6 +35,9 @@ class Row:
 class Rows(Protocol):
     """Rows by number. `__getitem__` raises DataError for a row that is not of the promised form."""
 
+    digest: str
+    """Rows with the same digest are the same."""
+
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Row: ...
 
@@ -36,7 +45,8 @@ class Rows(Protocol):
 def open_rows(config: DataConfig, *, seed: int) -> Rows:
     """The rows that `config` names; `seed` decides procedural tasks only.
 
-    Raises ConfigError for an unknown column, split, task or parameter, DataError for data that is unreadable or empty.
+    Raises ConfigError for an unknown column, split, task or parameter, DataError for data that is unreadable or empty,
+    and for rows of another digest than `config` gives.
     """
     match config:
         case FileData():
@@ -48,17 +58,23 @@ def open_rows(config: DataConfig, *, seed: int) -> Rows:
             rows[0]
         case ReasoningGymData():
             rows = TaskRows(config, seed=seed)
+    if config.digest is not None and config.digest != rows.digest:
+        raise DataError(
+            f"data.digest: the rows found have {rows.digest[:12]}, not {config.digest[:12]}: they have changed; put "
+            "back those that the run began with, or begin another run"
+        )
     return rows
 
 
 class TableRows:
     """Rows of a table with named columns."""
 
-    def __init__(self, records: Sequence[Mapping[str, Any]], config: TableData, *, source: str) -> None:
-        if not len(records):
+    def __init__(self, records: Records, config: TableData, *, source: str) -> None:
+        if not len(records.rows):
             raise DataError(f"data: {source} is empty; give data with at least one row")
-        self._records, self._config, self._source = records, config, source
-        self._check_columns(sorted(records[0]))
+        self._records, self._config, self._source = records.rows, config, source
+        self.digest = records.digest
+        self._check_columns(sorted(self._records[0]))
 
     def __len__(self) -> int:
         return len(self._records)
@@ -134,6 +150,9 @@ class TaskRows:
 
     def __init__(self, config: ReasoningGymData, *, seed: int) -> None:
         self._tasks, self._size = create_tasks(config, seed=seed), config.size
+        first = [self[index] for index in range(min(FIRST_TASKS, self._size))]
+        content = exact_json.dumps([[row.input, row.label, row.metadata] for row in first])
+        self.digest = hashlib.sha256(content.encode()).hexdigest()
 
     def __len__(self) -> int:
         return self._size

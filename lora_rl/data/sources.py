@@ -97,11 +97,12 @@ def open_source(config: DataConfig, renderer: ChatRenderer, *, seed: int) -> Pro
     )
 
 
-def check_data(config: DataConfig) -> list[str]:
-    """Every fault of the data section that can be found without a model, as `field: value, rule; mend`."""
+def check_data(config: DataConfig, *, seed: int) -> tuple[DataConfig, list[str]]:
+    """The data section with its rows' digest, and every fault of it that can be found without a model, as
+    `field: value, rule; mend`."""
     try:
-        rows = open_rows(config, seed=0)
+        rows = open_rows(config, seed=seed)
         rows[0]
     except (ConfigError, DataError) as error:
-        return str(error).splitlines()
-    return []
+        return config, str(error).splitlines()
+    return config.model_copy(update={"digest": rows.digest}), []

@@ -11,7 +11,7 @@ from lora_rl.store.canonical import canonical_json, sha256_of
 from lora_rl.store.names import check_name
 from lora_rl.store.records import STEPS, StepRecord, fingerprint, utc_now
 from lora_rl.store.refs import AdapterRef, BlobRef
-from lora_rl.store.run_records import START, RunRecords
+from lora_rl.store.run_records import START, Fork, RunRecords
 from lora_rl.store.versions import versions
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "AdapterRef",
     "ArtifactStore",
     "BlobRef",
+    "Fork",
     "RunRecords",
     "StepRecord",
     "canonical_json",

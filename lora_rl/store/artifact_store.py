@@ -15,6 +15,9 @@ from lora_rl.store.local_objects import LocalObjects
 from lora_rl.store.names import check_key, check_name, is_key
 from lora_rl.store.refs import BlobRef
 
+LOST = "put it back from a backup, or go on from an iteration before it: `lora-rl run --fork RUN@ITERATION`"
+"""What to do about a blob of a committed iteration; steps of others are done again without being asked."""
+
 
 class Objects(Protocol):
     """Where the bytes lie. Methods raise StoreError, with the mend, for whatever is refused for good."""
@@ -71,11 +74,11 @@ class ArtifactStore:
         """The bytes of `ref`. Raises StoreError if they are missing, DigestMismatch if they are not those put."""
         data = self._objects.read(check_key(ref.key), ref.size)
         if data is None:
-            raise StoreError(f"{self.uri(ref.key)}: missing; run the iteration that made it again")
+            raise StoreError(f"{self.uri(ref.key)}: missing; {LOST}")
         if (found := sha256_of(data)) != ref.sha256:
             raise DigestMismatch(
                 f"{self.uri(ref.key)}: {len(data)} bytes with sha256 {found}, but {ref.size} with {ref.sha256} were "
-                "put; delete the object and run the iteration that made it again"
+                f"put; delete the object and {LOST}"
             )
         return data
 

@@ -1,6 +1,6 @@
 """The records of one run: its config, each step's commit, each iteration's commit.
 
-runs/<run>/run.json                            config and versions; final once iteration 0 is committed
+runs/<run>/run.json                            config, versions, fork; final once iteration 0 is committed
 runs/<run>/settings.json                       config and versions as last given
 runs/<run>/start/<step>.json                   what precedes the first iteration
 runs/<run>/it00012/<step>.json                 a step's commit
@@ -12,13 +12,14 @@ runs/<run>/starts/<flow-run id>.json           the iteration a flow run began wi
 import logging
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from lora_rl.config import RunConfig, differences
 from lora_rl.config.run import changes_of_result, changes_of_rounding
-from lora_rl.errors import CommitConflict, ConfigError, StoreError
+from lora_rl.errors import CommitConflict, ConfigError, DataError, StoreError
 from lora_rl.store.artifact_store import ArtifactStore
 from lora_rl.store.canonical import canonical_json
 from lora_rl.store.names import check_name
@@ -35,6 +36,14 @@ READERS = 32
 """Commits that are read at a time: on S3 each takes tens of milliseconds, nearly all of it waiting."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fork:
+    """A run's iteration that another run starts after."""
+
+    run: str
+    iteration: int
+
+
 class RunRecords:
     """Reads and commits the records of `run`, by iteration; that of what precedes the first one is START."""
 
@@ -45,15 +54,20 @@ class RunRecords:
         self._run_key, self._settings_key = f"{self._run}/run.json", f"{self._run}/settings.json"
         self._committed = 0  # iterations below are known to be committed; commits are never taken back
 
-    def create_run(self, config: RunConfig) -> dict[str, Any]:
+    def create_run(self, config: RunConfig, fork: Fork | None = None) -> dict[str, Any]:
         """The run's document, written now if there is none; from here on the run is executed as `config` says.
 
+        `fork` is the iteration of another run of this store after which the run starts; null for anew.
         Until the first iteration is committed, another config takes the place of the run's own. The cluster's lease
         keeps two drivers of such a run apart, and no iteration is committed whose config was replaced meanwhile.
-        Raises ConfigError, with each difference, where `config` would give the run another result.
+        Raises ConfigError, with each difference, where `config` would give the run another result; DataError where
+        its rows alone are others.
         """
         given = {"config": config.model_dump(mode="json"), "versions": versions()}
         ours = given | {"config_sha256": config.sha256, "created": utc_now()}
+        if fork is not None:
+            self._commit_of(fork)
+            ours["fork"] = asdict(fork)
         stored = self._store.create(self._run_key, ours)
         if stored != ours:
             stored = self._resumed(config, stored, ours)
@@ -62,12 +76,21 @@ class RunRecords:
 
     def _resumed(self, config: RunConfig, stored: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
         if self.iteration_commit(0) is None:
+            ours = {"fork": stored.get("fork")} | ours
             self._store.delete(self._commit_key(START))  # is made again; steps of the same inputs are reused
             self._store.delete(self._settings_key)
             self._store.replace(self._run_key, ours)
             return ours
+        if "fork" in ours and ours["fork"] != stored.get("fork"):
+            raise ConfigError(f"--fork: run {self._name} exists and began otherwise; use another --run-name")
         before = self.config()
-        if lines := changes_of_result(config, before):
+        lines = changes_of_result(config, before)
+        if [line.partition(":")[0] for line in lines] == ["data.digest"]:
+            raise DataError(
+                f"run {self._name}: the rows of its data have changed since it began ({lines[0]}); put back those that "
+                "it began with, or use another --run-name"
+            )
+        if lines:
             raise ConfigError(
                 f"run {self._name}: exists with another config (stored -> given)\n"
                 + "\n".join(f"  {line}" for line in lines)
@@ -81,8 +104,22 @@ class RunRecords:
         return stored
 
     def run_document(self) -> dict[str, Any] | None:
-        """{config, config_sha256, created, versions}; None where the run does not exist."""
+        """{config, config_sha256, created, versions, fork}; None where the run does not exist."""
         return self._store.read(self._run_key)
+
+    def origin(self) -> dict[str, Any] | None:
+        """The commit of another run that this one starts from; None where it starts anew."""
+        fork = (self.run_document() or {}).get("fork")
+        return self._commit_of(Fork(**fork)) if fork else None
+
+    def _commit_of(self, fork: Fork) -> dict[str, Any]:
+        commit = RunRecords(self._store, fork.run).iteration_commit(fork.iteration)
+        if commit is None:
+            raise ConfigError(
+                f"--fork: iteration {fork.iteration} of {fork.run} is not committed in {self._store.uri()}; see "
+                f"`lora-rl status {fork.run}`"
+            )
+        return commit
 
     def config(self) -> RunConfig:
         """The run's config as last given. Raises ConfigError without a run, and for a config that is no longer one."""

@@ -10,7 +10,7 @@ from lora_rl.errors import DataError
 def test_any_fsspec_uri_is_read_and_blank_lines_are_skipped():
     with fsspec.open("memory://bucket/prompts.jsonl", "wb") as file:
         file.write(b'{"prompt": "a"}\n\n{"prompt": "b"}')  # type: ignore[union-attr]
-    assert read_records("memory://bucket/prompts.jsonl") == [{"prompt": "a"}, {"prompt": "b"}]
+    assert read_records("memory://bucket/prompts.jsonl").rows == [{"prompt": "a"}, {"prompt": "b"}]
 
 
 @pytest.mark.parametrize(

@@ -44,3 +44,13 @@ def test_a_folder_that_is_not_there_is_refused():
 def test_a_missing_column_is_refused(saved):
     with pytest.raises(ConfigError, match=r"data\.label_key: 'solution' is not a column of .* has answer, prompt"):
         open_rows(HubData(path=str(saved), label_key="solution"), seed=0)
+
+
+@pytest.mark.parametrize("column", ["prompt", "answer"])
+def test_a_null_in_any_row_of_a_used_column_is_found_at_once(tmp_path, column):
+    datasets.Dataset.from_list([*RECORDS, RECORDS[0] | {column: None}]).save_to_disk(tmp_path / "rows")
+    config = HubData(path=str(tmp_path / "rows"))
+    with pytest.raises(DataError, match=f"column '{column}' has 1 nulls; fill them or remove their rows"):
+        open_rows(config, seed=0)
+    if column == "answer":
+        assert len(open_rows(config.model_copy(update={"label_key": None}), seed=0)) == 6

@@ -1,10 +1,17 @@
 """Prompts come in an order that follows from seed and position alone."""
 
+import json
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from lora_rl.config.data import FileData, ReasoningGymData
+from lora_rl.config.data import FileData, HubData, ReasoningGymData
+from lora_rl.config.run import changes_of_result
 from lora_rl.data.sources import check_data, open_source
 from lora_rl.errors import DataError
+from tests.builders import make_run_config
 
 PROMPTS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n)} for n in range(10)]
 
@@ -83,6 +90,64 @@ def test_procedural_tasks_have_an_epoch_too(renderer):
 
 def test_checking_good_data_finds_nothing_and_bad_data_lists_each_fault(write_jsonl):
     uri = write_jsonl(PROMPTS)
-    assert check_data(FileData(uri=uri)) == []
-    assert len(check_data(FileData(uri=uri, input_key="a", label_key="b"))) == 2
-    assert check_data(FileData(uri="/nowhere.jsonl"))[0].startswith("data.uri: '/nowhere.jsonl' cannot be read")
+    assert check_data(FileData(uri=uri), seed=0)[1] == []
+    broken = FileData(uri=uri, input_key="a", label_key="b")
+    data, faults = check_data(broken, seed=0)
+    assert (data, len(faults)) == (broken, 2)
+    _, (fault,) = check_data(FileData(uri="/nowhere.jsonl"), seed=0)
+    assert fault.startswith("data.uri: '/nowhere.jsonl' cannot be read")
+
+
+def changed_jsonl(folder):
+    (folder / "rows.jsonl").write_text(json.dumps(PROMPTS[0]) + "\n")
+    yield FileData(uri=str(folder / "rows.jsonl"))
+    (folder / "rows.jsonl").write_text(json.dumps(PROMPTS[1]) + "\n")
+
+
+def changed_parquet(folder):
+    pq.write_table(pa.Table.from_pylist(PROMPTS), folder / "rows.parquet")
+    yield FileData(uri=str(folder / "rows.parquet"))
+    pq.write_table(pa.Table.from_pylist(PROMPTS[::-1]), folder / "rows.parquet")
+
+
+def changed_hub_data(folder):
+    datasets.Dataset.from_list(PROMPTS).save_to_disk(folder / "first")
+    datasets.Dataset.from_list(PROMPTS[:-1]).save_to_disk(folder / "second")
+    (folder / "saved").symlink_to(folder / "first")
+    yield HubData(path=str(folder / "saved"))
+    (folder / "saved").unlink()
+    (folder / "saved").symlink_to(folder / "second")
+
+
+@pytest.mark.parametrize("changed", [changed_jsonl, changed_parquet, changed_hub_data])
+def test_rows_that_have_changed_are_refused_by_the_digest_of_those_before(tmp_path, changed):
+    steps = changed(tmp_path)
+    config = next(steps)
+    before, faults = check_data(config, seed=0)
+    assert faults == []
+    assert check_data(before, seed=0) == (before, [])
+    assert next(steps, None) is None
+    now, _ = check_data(config, seed=0)
+    assert now.digest != before.digest
+    _, (fault,) = check_data(before, seed=0)
+    assert fault.startswith(f"data.digest: the rows found have {now.digest[:12]}, not {before.digest[:12]}")
+
+
+def test_tasks_that_the_package_makes_differently_are_refused():
+    config = ReasoningGymData(task="chain_sum")
+    before, _ = check_data(config, seed=0)
+    assert check_data(before, seed=0) == (before, [])
+    _, (fault,) = check_data(before, seed=1)
+    assert fault.startswith("data.digest: ")
+
+
+def test_the_same_rows_elsewhere_have_the_same_digest(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(PROMPTS[0]))
+        datasets.Dataset.from_list(PROMPTS).save_to_disk(tmp_path / name)
+    for place in ({"uri": str(tmp_path / "%s.jsonl")}, {"type": "hf", "path": str(tmp_path / "%s")}):
+        places = [{key: value.replace("%s", name) for key, value in place.items()} for name in ("a", "b")]
+        first, second = (make_run_config(data=data) for data in places)
+        assert changes_of_result(first, second) != []
+        first, second = (run.model_copy(update={"data": check_data(run.data, seed=0)[0]}) for run in (first, second))
+        assert changes_of_result(first, second) == []

@@ -6,8 +6,8 @@ from pydantic import BaseModel
 
 from lora_rl.config import RunConfig, StoreConfig
 from lora_rl.config.run import NOT_PART_OF_THE_RESULT, SAME_BITS
-from lora_rl.errors import CommitConflict, ConfigError, StoreError
-from lora_rl.store import START, ArtifactStore, RunRecords, open_store, versions
+from lora_rl.errors import CommitConflict, ConfigError, DataError, StoreError
+from lora_rl.store import START, ArtifactStore, Fork, RunRecords, open_store, versions
 from lora_rl.store.local_objects import LocalObjects
 from tests.builders import make_run_config, make_step_record
 
@@ -91,6 +91,46 @@ def test_how_a_run_is_executed_is_taken_as_last_given(records: RunRecords, secti
     records.create_run(later)
     assert records.config() == later != make_run_config(**before)
     assert later.sha256 == make_run_config(**before).sha256
+
+
+def test_run_whose_rows_have_changed_is_refused(records: RunRecords):
+    begin(records, make_run_config(data={"uri": "/here/x.jsonl", "digest": "a" * 64}))
+    records.create_run(make_run_config(data={"uri": "/there/x.jsonl", "digest": "a" * 64}))
+    with pytest.raises(DataError, match=r"night: the rows of its data have changed .*'a+' -> 'b+'\); put back those"):
+        records.create_run(make_run_config(data={"uri": "/here/x.jsonl", "digest": "b" * 64}))
+
+
+def test_rows_of_a_run_recorded_without_a_digest_are_those_in_the_same_place(records: RunRecords):
+    begin(records, make_run_config())
+    with pytest.raises(ConfigError, match=r"data\.uri: 'x\.jsonl' -> 'y\.jsonl'"):
+        records.create_run(make_run_config(data={"uri": "y.jsonl", "digest": "a" * 64}))
+    records.create_run(make_run_config(data={"uri": "x.jsonl", "digest": "a" * 64}))
+    with pytest.raises(DataError, match="have changed"):
+        records.create_run(make_run_config(data={"uri": "x.jsonl", "digest": "b" * 64}))
+
+
+def test_fork_remembers_where_it_came_from(store: ArtifactStore, records: RunRecords):
+    begin(records, make_run_config())
+    fork, other = Fork(run="night", iteration=0), RunRecords(store, "day")
+    other.create_run(make_run_config(seed=1), fork)
+    other.create_run(make_run_config(seed=2))
+    assert other.origin() == records.iteration_commit(0)
+    assert records.origin() is None
+    other.commit_iteration(0, {})
+    other.create_run(make_run_config(seed=2), fork)
+    with pytest.raises(ConfigError, match="--fork: run day exists and began otherwise"):
+        other.create_run(make_run_config(seed=2), Fork(run="night", iteration=-1))
+
+
+@pytest.mark.parametrize("fork", [Fork(run="night", iteration=1), Fork(run="nobody", iteration=0)])
+def test_fork_of_what_is_not_committed_is_refused_and_nothing_is_written(
+    store: ArtifactStore, records: RunRecords, fork: Fork
+):
+    begin(records, make_run_config())
+    other = RunRecords(store, "day")
+    with pytest.raises(ConfigError, match=rf"--fork: iteration {fork.iteration} of {fork.run} is not committed"):
+        other.create_run(make_run_config(), fork)
+    assert other.run_document() is None
 
 
 def test_what_is_said_to_be_executed_or_to_leave_the_bits_is_a_field():

@@ -1,10 +1,14 @@
+import sys
+
 import pytest
 
 from lora_rl.config import RunConfig
 from lora_rl.errors import CommitConflict, ConfigError
-from lora_rl.store import START, ArtifactStore, RunRecords
-from tasks.context import open_start
+from lora_rl.store import START, ArtifactStore, Fork, RunRecords, StepRecord
+from tasks.context import Start, open_iteration, open_start
+from tasks.export_adapter import new_adapter
 from tasks.run import _commit, begin_run
+from tests.builders import make_adapter, make_step_record
 
 
 async def test_run_goes_on_after_its_last_commit(records: RunRecords, store_uri: str) -> None:
@@ -47,3 +51,21 @@ async def test_nothing_is_committed_under_a_config_that_was_replaced_meanwhile(
         _commit(at, {})
     assert records.iteration_commit(START) is None
     _commit(await open_start("run", store_uri), {})
+
+
+async def test_fork_starts_from_the_state_and_the_place_in_the_data_of_its_origin(
+    records: RunRecords, artifacts: ArtifactStore, config: RunConfig, store_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def export_adapter(at: Start, made: StepRecord) -> StepRecord:
+        files = make_adapter(artifacts, version=0).to_json()
+        return make_step_record(artifacts, outputs={name: files[name] for name in ("weights", "config", "probe")})
+
+    module = sys.modules[begin_run.__module__]
+    monkeypatch.setattr(module, "export_adapter", export_adapter)
+    monkeypatch.setattr(module, "new_adapter", new_adapter.__wrapped__)  # pyright: ignore[reportFunctionMemberAccess]
+    origin = records.iteration_commit(0)
+    assert origin is not None
+    RunRecords(artifacts, "forked").create_run(config, Fork(run="run", iteration=0))
+    await begin_run("forked", store_uri, 3, None)
+    at = await open_iteration("forked", 0, store_uri)
+    assert (at.state.to_json(), at.position, at.adapter.version) == (origin["state"], origin["position"], 0)
