@@ -1,7 +1,6 @@
 """A run of its own each night."""
 
 import asyncio
-import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,14 +26,14 @@ async def nightly(config: str, overrides: tuple[str, ...] = ()) -> dict[str, Any
 
 
 def create_run_of(config: str, overrides: Iterable[str], scheduled: datetime) -> RunConfig:
-    """The checked config of the night's run, which is in the store afterwards. LORA_RL_STORE is heeded as by the CLI.
+    """The checked config of the night's run, which is in the store afterwards.
 
     Raises ConfigError that lists every fault.
     """
-    given = load_config(config, overrides, store=os.environ.get("LORA_RL_STORE"))
+    given = load_config(config, overrides)
     given = given.model_copy(update={"run_name": f"{given.run_name}-{scheduled.astimezone(UTC):%Y%m%d}"})
     make_importable(Path(config).absolute().parent)
     checked = check_run(given, starts_actors=False)
     records = RunRecords(open_store(checked.store), str(checked.run_name))
-    records.create_run(checked.model_dump(mode="json"), checked.sha256)
+    records.create_run(checked)
     return checked

@@ -2,10 +2,14 @@
 
 import os
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from lora_rl.cluster.layout import demand_of, room_fault
 from lora_rl.config import RunConfig
 from lora_rl.data.sources import check_data
 from lora_rl.errors import ConfigError, LoraRlError
@@ -14,6 +18,7 @@ from lora_rl.rewards import check_rewards
 from lora_rl.store import open_store
 from lora_rl.trainer.adapter import adapter_faults
 from lora_rl.trainer.init_adapter import resolve_run
+from lora_rl.trainer.model_rules import length_faults, model_faults
 from lora_rl.trainer.topology import has_experts, topology_faults
 
 GIB = 2**30
@@ -21,32 +26,34 @@ RUNTIME_GIB = 4.0
 """Ray, Prefect and the imports of engine and trainer, measured with the tiny model."""
 
 
-def check_run(config: RunConfig, *, starts_actors: bool = True) -> RunConfig:
+def check_run(config: RunConfig, *, starts_actors: bool = True, writes: bool = True) -> RunConfig:
     """The config as it is recorded, after every check.
 
-    Raises ConfigError that lists every fault of model, data, reward, adapter, trainer, store and memory.
-    Memory counts where the actors are still to start on this machine: standing ones have theirs.
+    Raises ConfigError that lists every fault of model, data, reward, adapter, trainer, store, memory and GPUs.
+    These last two count where the actors are still to start on this machine: standing ones have theirs. `writes` lets
+    the store be tried out.
     """
     try:
         resolved, init_faults = resolve_run(config), []
     except ConfigError as error:
         resolved, init_faults = config, str(error).splitlines()
     model_config = read_model_config(config.model)
+    data, data_faults = check_data(config.data, seed=config.seed)
     num_layers, sparse = (model_config or {}).get("num_hidden_layers"), has_experts(model_config or {})
     faults = [
         *check_model(config.model),
-        *check_data(config.data),
+        *data_faults,
         *check_rewards(config.reward),
         *adapter_faults(resolved.adapter, num_layers, sparse=sparse),
         *init_faults,
-        *([] if model_config is None else topology_faults(config.trainer, model_config)),
-        *_check_store(config),
-        *(_check_memory(config) if starts_actors else []),
+        *([] if model_config is None else _check_architecture(config, model_config)),
+        *_check_store(config, writes=writes),
+        *([*_check_memory(config), *_check_gpus(config, _num_gpus())] if starts_actors else []),
     ]
     if faults:
         count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
         raise ConfigError(f"{config.run_name}: {count}\n" + "\n".join(f"  {fault}" for fault in faults))
-    return resolved
+    return resolved.model_copy(update={"data": data})
 
 
 def make_importable(folder: Path) -> None:
@@ -55,9 +62,20 @@ def make_importable(folder: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
-def _check_store(config: RunConfig) -> list[str]:
+def _check_architecture(config: RunConfig, model_config: dict[str, Any]) -> list[str]:
+    if unsupported := model_faults(model_config):
+        return [f"model.name: {config.model.name}: {fault}" for fault in unsupported]
+    return [
+        *topology_faults(config.trainer, model_config),
+        *length_faults(config.engine.max_model_len, model_config),
+    ]
+
+
+def _check_store(config: RunConfig, *, writes: bool) -> list[str]:
     try:
-        open_store(config.store).check()
+        store = open_store(config.store)
+        if writes:
+            store.check()
     except LoraRlError as error:
         return [f"store.uri: {error}"]
     return []
@@ -72,3 +90,23 @@ def _check_memory(config: RunConfig) -> list[str]:
             f"{RUNTIME_GIB:g} GiB for the processes are {needed:.1f} GiB, but {available:.1f} GiB are free; lower it"
         ]
     return []
+
+
+def _check_gpus(config: RunConfig, gpus: int) -> list[str]:
+    fault = room_fault(demand_of(config), [gpus]) if gpus else None
+    return [fault] if fault else []
+
+
+def _num_gpus() -> int:
+    """GPUs that Ray would find here, without it: it reads its settings when it is imported."""
+    if find_spec("pynvml") is None:
+        return 0
+    pynvml: Any = import_module("pynvml")
+    try:
+        pynvml.nvmlInit()
+        found = pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return found if visible is None else min(found, len([gpu for gpu in visible.split(",") if gpu]))

@@ -9,8 +9,10 @@ import typer
 import yaml
 from rich.console import Console
 
+from lora_rl.cli.options import StoreUri
 from lora_rl.config import RunConfig, load_config
-from lora_rl.store import STEPS, RunRecords, open_store
+from lora_rl.errors import ConfigError
+from lora_rl.store import STEPS, Fork, RunRecords, open_store
 
 if TYPE_CHECKING:
     from lora_rl.cluster.workstation import Workstation
@@ -22,12 +24,14 @@ QUIET_PREFECT = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
 def run(
     config: Annotated[Path, typer.Argument(help="YAML file; see examples/.")],
     run_name: Annotated[str | None, typer.Option(help="Name in the store; the file's name by default.")] = None,
-    store: Annotated[
-        str | None, typer.Option(help="Folder, file://... or s3://bucket/prefix.", envvar="LORA_RL_STORE")
-    ] = None,
+    store: StoreUri = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key.path=value, over the file; repeatable.")] = None,
+    fork: Annotated[
+        str | None, typer.Option(help="RUN@ITERATION of the same store: start from its state and place in the data.")
+    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved config and the plan; allocate nothing.")
+        bool,
+        typer.Option("--dry-run", help="Check all but the store; print the resolved config and the plan."),
     ] = False,
 ) -> None:
     """Runs CONFIG to its end, or goes on where the run of that name stopped.
@@ -36,28 +40,36 @@ def run(
     set, it uses those.
     """
     given = load_config(config, set_ or [], run_name=run_name, store=store)
+    origin = _fork(fork) if fork is not None else None
     console = Console()
-    if dry_run:
-        from lora_rl.trainer.init_adapter import resolve_run
-
-        _print_plan(console, resolve_run(given))
-        return
     from lora_rl.cli.report import print_adapter, print_report
     from lora_rl.cluster.workstation import current_workstation
     from lora_rl.preflight import check_run, make_importable
 
     make_importable(config.absolute().parent)
     station = current_workstation()
+    alone = station is None and "RAY_ADDRESS" not in os.environ
     with console.status("checking model, data, reward, store and memory"):
-        checked = check_run(given, starts_actors=station is None and "RAY_ADDRESS" not in os.environ)
+        checked = check_run(given, starts_actors=alone, writes=not dry_run)
+    if dry_run:
+        _print_plan(console, checked)
+        return
     artifacts = open_store(checked.store)
     records = RunRecords(artifacts, str(checked.run_name))
-    records.create_run(checked)
+    records.create_run(checked, origin)
     with console.status("making the model ready"):
         _make_model(checked)
     result = _execute(console, checked, records, station)
     print_report(console, artifacts, records, str(checked.run_name), checked.iterations)
     print_adapter(console, result)
+
+
+def _fork(text: str) -> Fork:
+    run, _, iteration = text.rpartition("@")
+    try:
+        return Fork(run=run, iteration=int(iteration))
+    except ValueError:
+        raise ConfigError(f"--fork: {text!r} is not of the form RUN@ITERATION, such as quickstart@12") from None
 
 
 def _print_plan(console: Console, config: RunConfig) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from lora_rl.config import RunConfig
+
 Mode = Literal["disaggregated", "colocated"]
 
 
@@ -56,6 +58,16 @@ class Demand:
             trainer=(*trainer, *(Place(bundle=replicas + number, gpus=(0,)) for number in range(alone))),
             engines=tuple(Place(bundle=replica, gpus=tuple(range(size))) for replica in range(replicas)),
         )
+
+
+def demand_of(config: RunConfig) -> Demand:
+    """What a run asks for."""
+    return Demand(
+        mode=config.placement.mode,
+        trainer_ranks=config.trainer.world_size,
+        replicas=config.engine.replicas,
+        tensor_parallel=config.engine.tensor_parallel,
+    )
 
 
 def fits(layout: Layout, gpus_of_nodes: Sequence[int]) -> bool:

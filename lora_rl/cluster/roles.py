@@ -8,7 +8,7 @@ from pathlib import Path
 from lora_rl.cluster import gpus
 from lora_rl.cluster.actors import ActorGroup, Cast, find_or_start, started
 from lora_rl.cluster.hosted import EngineHost, RolloutHost, TrainerHost
-from lora_rl.cluster.layout import Demand, Layout, Place
+from lora_rl.cluster.layout import Layout, Place, demand_of
 from lora_rl.cluster.turns import come_back, step_aside
 from lora_rl.config import RunConfig
 
@@ -90,14 +90,7 @@ def _takes_turns(config: RunConfig) -> bool:
 
 
 def _layout(config: RunConfig) -> Layout | None:
-    return gpus.checked_layout(
-        Demand(
-            mode=config.placement.mode,
-            trainer_ranks=config.trainer.world_size,
-            replicas=config.engine.replicas,
-            tensor_parallel=config.engine.tensor_parallel,
-        )
-    )
+    return gpus.checked_layout(demand_of(config))
 
 
 def _placement(config: RunConfig, layout: Layout | None) -> dict[str, str | None]:

@@ -9,9 +9,9 @@ from lora_rl.store.adapters import download_adapter, promote_adapter
 from lora_rl.store.artifact_store import ArtifactStore, open_store
 from lora_rl.store.canonical import canonical_json, sha256_of
 from lora_rl.store.names import check_name
-from lora_rl.store.records import STEPS, StepRecord, fingerprint, utc_now
+from lora_rl.store.records import STEPS, Fork, StepRecord, fingerprint, utc_now
 from lora_rl.store.refs import AdapterRef, BlobRef
-from lora_rl.store.run_records import START, Fork, RunRecords
+from lora_rl.store.run_records import START, RunRecords
 from lora_rl.store.versions import versions
 
 __all__ = [

@@ -25,6 +25,14 @@ def fingerprint(step: str, inputs: Mapping[str, str], config: Mapping[str, Any],
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fork:
+    """A run's iteration that another run starts after."""
+
+    run: str
+    iteration: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepRecord:
     """The commit record of one step of one iteration. It is written last: where it is, the outputs are."""
 

@@ -12,7 +12,7 @@ runs/<run>/starts/<flow-run id>.json           the iteration a flow run began wi
 import logging
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,7 +23,7 @@ from lora_rl.errors import CommitConflict, ConfigError, DataError, StoreError
 from lora_rl.store.artifact_store import ArtifactStore
 from lora_rl.store.canonical import canonical_json
 from lora_rl.store.names import check_name
-from lora_rl.store.records import StepRecord, utc_now
+from lora_rl.store.records import Fork, StepRecord, utc_now
 from lora_rl.store.refs import BlobRef
 from lora_rl.store.versions import NUMERICS, versions
 
@@ -34,14 +34,6 @@ logger = logging.getLogger("lora_rl.store")
 
 READERS = 32
 """Commits that are read at a time: on S3 each takes tens of milliseconds, nearly all of it waiting."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fork:
-    """A run's iteration that another run starts after."""
-
-    run: str
-    iteration: int
 
 
 class RunRecords:
@@ -75,13 +67,16 @@ class RunRecords:
         return stored
 
     def _resumed(self, config: RunConfig, stored: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+        fork = stored.get("fork")
+        ours = {"fork": fork} | ours
         if self.iteration_commit(0) is None:
-            ours = {"fork": stored.get("fork")} | ours
+            if (ours["config_sha256"], ours["fork"]) == (stored["config_sha256"], fork):
+                return stored
             self._store.delete(self._commit_key(START))  # is made again; steps of the same inputs are reused
             self._store.delete(self._settings_key)
             self._store.replace(self._run_key, ours)
             return ours
-        if "fork" in ours and ours["fork"] != stored.get("fork"):
+        if ours["fork"] != fork:
             raise ConfigError(f"--fork: run {self._name} exists and began otherwise; use another --run-name")
         before = self.config()
         lines = changes_of_result(config, before)
@@ -99,7 +94,7 @@ class RunRecords:
         if lines := changes_of_rounding(config, before):
             logger.warning("run %s: goes on correctly, but no longer bit for bit: %s", self._name, "; ".join(lines))
         known = (self._store.read(self._settings_key) or {}).get("versions", stored["versions"])
-        if lines := differences(*({name: found.get(name) for name in NUMERICS} for found in (versions(), known))):
+        if lines := differences(_numerics(versions()), _numerics(known)):
             logger.warning("run %s: goes on with other versions: %s", self._name, "; ".join(lines))
         return stored
 
@@ -242,6 +237,10 @@ class RunRecords:
 
     def _commit_key(self, it: int) -> str:
         return f"{self._folder(it)}/COMMIT.json"
+
+
+def _numerics(found: dict[str, str]) -> dict[str, Any]:
+    return {name: found.get(name) for name in NUMERICS}
 
 
 def _what_differs(stored: StepRecord, ours: StepRecord) -> str:

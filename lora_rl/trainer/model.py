@@ -26,20 +26,10 @@ from lora_rl.trainer.megatron_compat import (
     quiet,
 )
 from lora_rl.trainer.memory import free_bytes, refuse_too_large
+from lora_rl.trainer.model_rules import SPARSE, model_faults
 from lora_rl.trainer.pointwise import swiglu
 from lora_rl.trainer.ranks import Groups
 from lora_rl.trainer.topology import topology_faults
-
-FAMILIES = {
-    "Qwen3ForCausalLM": "Qwen3",
-    moe.ARCHITECTURE: "Qwen3-MoE",
-    "Qwen2ForCausalLM": "Qwen2 and Qwen2.5",
-    "LlamaForCausalLM": "Llama and SmolLM2",
-}
-"""Architectures whose outputs are tested against transformers."""
-
-LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""The only values that Megatron's llama3 rope scaling has."""
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -177,31 +167,7 @@ def weights_fingerprint(path: Path) -> str:
 
 
 def _refuse_unsupported(path: Path, hf_config: PreTrainedConfig, trainer: TrainerConfig) -> None:
-    architecture = (hf_config.architectures or ["none"])[0]
-    if architecture not in FAMILIES:
-        supported = ", ".join(f"{name} ({text})" for name, text in FAMILIES.items())
-        raise TrainerError(f"{path}: architecture {architecture} is not supported; use one of {supported}")
-    rope = hf_config.rope_parameters
-    faults = []
-    if rope["rope_type"] not in ("default", "llama3"):
-        faults.append(f"rope_type {rope['rope_type']} is not supported; use a model with default or llama3")
-    if rope["rope_type"] == "llama3":
-        faults += [
-            f"rope {name} {rope[name]} is not supported; Megatron has {value}"
-            for name, value in LLAMA3_ROPE.items()
-            if rope[name] != value
-        ]
-    if hf_config.hidden_act != "silu":
-        faults.append(f"hidden_act {hf_config.hidden_act} is not supported; use a model with silu")
-    # Megatron has no place for these: they would be left out in silence.
-    faults += [
-        f"{name} is not supported for {FAMILIES[architecture]}; use a model without it"
-        for name in ("attention_bias", "mlp_bias", "use_sliding_window")
-        if hf_config.to_dict().get(name)
-    ]
-    faults += topology_faults(trainer, hf_config.to_dict())
-    if _is_sparse(hf_config):
-        faults += moe.config_faults(hf_config)
+    faults = model_faults(hf_config.to_dict()) or topology_faults(trainer, hf_config.to_dict())
     if faults:
         raise TrainerError(f"{path}: " + "; ".join(faults))
 
@@ -249,7 +215,7 @@ class SwigluMlp(MLP):
 
 
 def _is_sparse(hf_config: PreTrainedConfig) -> bool:
-    return hf_config.architectures == [moe.ARCHITECTURE]
+    return hf_config.architectures == [SPARSE]
 
 
 def _expected(hf_config: PreTrainedConfig) -> dict[str, Any]:
@@ -271,7 +237,7 @@ def _expected(hf_config: PreTrainedConfig) -> dict[str, Any]:
         "layernorm_epsilon": hf_config.rms_norm_eps,
         "share_embeddings_and_output_weights": hf_config.tie_word_embeddings,
         "add_qkv_bias": architecture == "Qwen2ForCausalLM",
-        "qk_layernorm": architecture in ("Qwen3ForCausalLM", moe.ARCHITECTURE),
+        "qk_layernorm": architecture in ("Qwen3ForCausalLM", SPARSE),
         "normalization": "RMSNorm",
         "gated_linear_unit": True,
         "add_bias_linear": False,

@@ -1,4 +1,4 @@
-"""Sparse layers of Qwen3-MoE for Megatron: router, experts, and what the model's config must say.
+"""Sparse layers of Qwen3-MoE for Megatron: router, experts, and what the provider's config must say.
 
 T packed rows, D width, k experts a row takes of E, M = T·k rows at the experts.
 """
@@ -19,8 +19,6 @@ from lora_rl.trainer.expert_dispatch import on_all_experts, on_own_experts
 from lora_rl.trainer.lora_rows import Span
 from lora_rl.trainer.megatron_compat import GPTModel, parallel_state
 from lora_rl.trainer.slot_experts import NO_SLOT, SlotExperts
-
-ARCHITECTURE = "Qwen3MoeForCausalLM"
 
 
 class Router(nn.Module):
@@ -83,22 +81,6 @@ def row_slots(spans: tuple[Span, ...], num_rows: int, device: torch.device) -> t
         return (NO_SLOT,), torch.zeros(num_rows, dtype=torch.long, device=device)
     sizes = torch.tensor([span.stop - span.start for span in spans])
     return tuple(span.slot for span in spans), torch.arange(len(spans)).repeat_interleave(sizes).to(device)
-
-
-def config_faults(hf_config: PreTrainedConfig) -> list[str]:
-    """What a Qwen3-MoE must not have, as `name value rule; mend`."""
-    faults = []
-    if hf_config.mlp_only_layers or hf_config.decoder_sparse_step != 1:
-        faults.append(
-            f"mlp_only_layers {hf_config.mlp_only_layers} and decoder_sparse_step {hf_config.decoder_sparse_step} make "
-            "some layers dense, which is not supported; use a model whose every layer has experts"
-        )
-    if not 2 <= hf_config.num_experts_per_tok <= hf_config.num_experts:
-        faults.append(
-            f"num_experts_per_tok {hf_config.num_experts_per_tok} is not within 2 and num_experts "
-            f"{hf_config.num_experts}, which is not supported; use a model whose rows take several experts"
-        )
-    return faults
 
 
 SETTINGS = {

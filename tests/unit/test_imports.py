@@ -31,6 +31,7 @@ LIGHT_MODULES = (
     "lora_rl.trainer",
     "lora_rl.trainer.types",
     "lora_rl.trainer.init_adapter",
+    "lora_rl.trainer.model_rules",
     "lora_rl.rollout",
     "lora_rl.cluster",
     "lora_rl.cluster.workstation",

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def config(folder: Path, **sections: Any):
 
 
 def test_run_that_can_work_passes_and_leaves_no_object(tmp_path: Path) -> None:
-    check_run(config(tmp_path))
+    checked = check_run(config(tmp_path))
+    assert checked.data.digest
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -110,3 +112,33 @@ def test_a_layer_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
     adapter = {"target_modules": ["*.layers.7.*"]}
     with pytest.raises(ConfigError, match=r"adapter.target_modules: '\*\.layers\.7\.\*' matches no projection"):
         check_run(config(tmp_path, adapter=adapter, model={"name": str(model)}))
+
+
+def test_what_the_trainer_and_the_engine_would_refuse_of_a_model_is_known_before(tmp_path: Path) -> None:
+    model = make_tiny_qwen3(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"engine\.max_model_len: 4096 exceeds max_position_embeddings 2048"):
+        check_run(config(tmp_path, model={"name": str(model)}, engine={"kv_cache_gib": 0.25, "max_model_len": 4096}))
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["Gemma3ForCausalLM"]}))
+    with pytest.raises(ConfigError, match=r"model\.name: .*: architecture Gemma3ForCausalLM is not supported; use one"):
+        check_run(config(tmp_path, model={"name": str(model)}))
+
+
+@pytest.mark.parametrize(("gpus", "fits"), [(0, True), (1, False), (2, True)])
+def test_gpus_are_counted_where_the_actors_start_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, fits: bool
+) -> None:
+    monkeypatch.setattr("lora_rl.preflight._num_gpus", lambda: gpus)
+    check_run(config(tmp_path), starts_actors=False)
+    if fits:
+        check_run(config(tmp_path))
+        return
+    with pytest.raises(ConfigError, match=r"placement\.mode: disaggregated needs 2 GPUs .* set it to colocated"):
+        check_run(config(tmp_path))
+
+
+def test_the_store_is_not_touched_where_nothing_is_to_be_written(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file")
+    check_run(config(tmp_path), writes=False)
+    with pytest.raises(ConfigError, match=r"store\.uri: "):
+        check_run(config(tmp_path))

@@ -55,14 +55,18 @@ def test_what_cannot_work_is_refused_before_anything_is_made(cli, tiny, rows, ov
     assert not (rows.parent / "home").exists()
 
 
-def test_all_faults_come_at_once(cli, tiny, rows) -> None:
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["run", "dry"])
+def test_all_faults_come_at_once(cli, tiny, rows, dry) -> None:
     ended = cli(
         *("run", tiny, "--set", "model.name=gpt-9", "--set", data("empty.jsonl"), "--store", "file/store"),
-        *("--set", 'reward.terms=[{name: "raises:f"}]', "--set", "adapter.target_modules=[q_prj]"),
+        *("--set", 'reward.terms=[{name: "raises:f"}]', "--set", "adapter.target_modules=[q_prj]", *dry),
     )
-    assert ended.text.startswith("error: tiny: 5 faults")
-    for field in ("model.name", "data", "reward.terms.0", "adapter.target_modules", "store.uri"):
+    fields = ["model.name", "data", "reward.terms.0", "adapter.target_modules", *([] if dry else ["store.uri"])]
+    assert ended.status == 2
+    assert ended.text.startswith(f"error: tiny: {len(fields)} faults")
+    for field in fields:
         assert f" {field}: " in ended.text
+    assert not (rows / "lora-rl-store").exists()
 
 
 CONFIG_FAULTS = {
@@ -152,6 +156,24 @@ def test_unknown_kind_of_store_is_refused_by_every_command(cli, command) -> None
     ended = cli(*command, "--store", "ftp://host/x")
     assert ended.status == 2
     assert "--store: 'ftp://host/x'" in ended.text
+
+
+def test_a_secret_in_the_uri_of_the_store_is_refused_and_not_repeated(cli, tiny, monkeypatch) -> None:
+    for command in (["status", "x"], ["adapter", "x", "--out", "o"], ["run", tiny, "--dry-run"]):
+        ended = cli(*command, "--store", "s3://bob:hunter2@bucket/x")
+        assert (ended.status, "hunter2" in ended.text) == (2, False)
+    monkeypatch.setenv("LORA_RL_STORE", "ftp://bob:hunter2@host/x")
+    ended = cli("status", "x")
+    assert (ended.status, "hunter2" in ended.text) == (2, False)
+    assert "LORA_RL_STORE: 'ftp://***@host/x' is neither" in ended.text
+
+
+@pytest.mark.parametrize("fork", ["x", "x@", "@1", "x@last", "x@1"])
+def test_fork_that_names_no_iteration_is_refused(cli, tiny, folder, fork) -> None:
+    ended = cli("run", tiny, "--fork", fork)
+    assert ended.status == 2
+    assert "--fork: " in ended.text or "run name: ''" in ended.text
+    assert not (folder / "lora-rl-store" / "runs").exists()
 
 
 def test_store_below_a_file_is_an_error_of_the_store(cli, rows) -> None:

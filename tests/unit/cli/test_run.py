@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from lora_rl.config import check_config, load_config
+from lora_rl.config.run import changes_of_result
 from tests.builders import make_peft_directory
 
 
@@ -21,7 +22,7 @@ def test_dry_run_prints_config_and_plan_and_allocates_nothing(cli, tiny, folder,
     printed, _, plan = ended.out.partition("plan: ")
     resolved = check_config(yaml.safe_load(printed))
     assert (resolved.adapter.rank, resolved.run_name, resolved.store.uri) == (2, "mine", f"file://{folder}/kept")
-    assert resolved.sha256 == load_config(tiny, ["adapter.rank=2"]).sha256
+    assert changes_of_result(resolved, load_config(tiny, ["adapter.rank=2"])) == []
     assert plan.startswith(f"run mine to iteration 3 in file://{folder}/kept\n")
     assert "rollout → reward → train_step → export_adapter → hot_load; 16 samples for one optimizer step" in plan
     assert sorted(path.name for path in folder.iterdir()) == ["tiny.yaml"]
@@ -44,6 +45,7 @@ def test_option_wins_over_variable_and_override_wins_over_file(cli, tiny, folder
     monkeypatch.setenv("LORA_RL_STORE", "from-variable")
     assert f"in file://{folder}/from-variable\n" in cli("run", tiny, "--dry-run").out
     assert f"in file://{folder}/given\n" in cli("run", tiny, "--dry-run", "--store", "given").out
+    assert f"in file://{folder}/set\n" in cli("run", tiny, "--dry-run", "--set", "store.uri=set").out
     assert "iterations: 9\n" in cli("run", tiny, "--dry-run", "--set", "iterations=9").out
     assert "plan: run tiny to iteration 3 " in cli("run", tiny, "--dry-run").out
 

@@ -46,6 +46,6 @@ def test_prompts_are_read_from_an_object_store_and_a_missing_object_is_named(s3_
     bucket = s3_store_uri.removeprefix("s3://").split("/")[0]
     with fsspec.open(f"s3://{bucket}/prompts.jsonl", "wb") as file:
         file.write(b'{"prompt": "a"}')  # type: ignore[union-attr]
-    assert read_records(f"s3://{bucket}/prompts.jsonl") == [{"prompt": "a"}]
+    assert read_records(f"s3://{bucket}/prompts.jsonl").rows == [{"prompt": "a"}]
     with pytest.raises(DataError, match=r"others.jsonl' cannot be read \(FileNotFoundError"):
         read_records(f"s3://{bucket}/others.jsonl")

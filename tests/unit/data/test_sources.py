@@ -130,7 +130,7 @@ def test_rows_that_have_changed_are_refused_by_the_digest_of_those_before(tmp_pa
     now, _ = check_data(config, seed=0)
     assert now.digest != before.digest
     _, (fault,) = check_data(before, seed=0)
-    assert fault.startswith(f"data.digest: the rows found have {now.digest[:12]}, not {before.digest[:12]}")
+    assert fault.startswith(f"data.digest: the rows found have {str(now.digest)[:12]}, not {str(before.digest)[:12]}")
 
 
 def test_tasks_that_the_package_makes_differently_are_refused():

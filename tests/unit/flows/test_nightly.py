@@ -42,9 +42,11 @@ def test_the_date_is_that_of_utc(overrides: list[str]) -> None:
     assert create_run_of(str(TINY), overrides, datetime(2026, 11, 29, 22, 0, tzinfo=west)).run_name == "tiny-20261130"
 
 
-def test_the_environment_s_store_goes_before_the_file_s(overrides, tmp_path, monkeypatch) -> None:
+def test_the_environment_s_store_is_that_of_a_config_without_one(overrides, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("LORA_RL_STORE", f"file://{tmp_path}/elsewhere")
-    assert create_run_of(str(TINY), overrides, NIGHT).store.uri == f"file://{tmp_path}/elsewhere"
+    assert create_run_of(str(TINY), overrides, NIGHT).store.uri == f"file://{tmp_path}/store"
+    without = [override for override in overrides if not override.startswith("store.uri=")]
+    assert create_run_of(str(TINY), without, NIGHT).store.uri == f"file://{tmp_path}/elsewhere"
 
 
 def test_a_config_with_faults_makes_no_run(overrides: list[str], tmp_path: Path) -> None:

@@ -27,8 +27,10 @@ def paths_of(section: type[BaseModel]) -> set[str]:
     found = set()
     for name, field in section.model_fields.items():
         inner = field.annotation
-        nested = isinstance(inner, type) and issubclass(inner, BaseModel)
-        found |= {f"{name}.{path}" for path in paths_of(inner)} if nested else {name}
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            found |= {f"{name}.{path}" for path in paths_of(inner)}
+        else:
+            found.add(name)
     return found
 
 
@@ -70,6 +72,14 @@ def test_another_config_takes_the_place_of_a_run_that_has_committed_no_iteration
     assert records.config() == config
     assert records.iteration_commit(START) is None
     records.commit_iteration(START, {"state": "of the second"})
+
+
+def test_run_that_is_given_again_keeps_what_it_starts_from(records: RunRecords, caplog: pytest.LogCaptureFixture):
+    first = records.create_run(make_run_config())
+    start = records.commit_iteration(START, {"state": "a"})
+    later = make_run_config(trainer={"threads": 4})
+    assert records.create_run(later) == first
+    assert (records.config(), records.iteration_commit(START), caplog.messages) == (later, start, [])
 
 
 # Each text that tells a user to change one of these is a dead end where the run is then refused.
