@@ -3,9 +3,9 @@
 import sys
 
 import typer
-from rich.console import Console
 
 from lora_rl.cli import adapters, doctor, models, run, status, workstation
+from lora_rl.cli.terminal import printable, terminal
 from lora_rl.errors import ConfigError, DataError, LoraRlError
 
 USAGE_ERROR = 2
@@ -32,5 +32,5 @@ def main() -> None:
     try:
         app()
     except LoraRlError as error:
-        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        terminal(stderr=True).print(printable(f"error: {error}"), style="red", soft_wrap=True)
         sys.exit(USAGE_ERROR if isinstance(error, ConfigError | DataError) else FAILED)

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 
 import psutil
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from lora_rl.cli.options import PrefectPort, RayPort, StoreUri, store_config
+from lora_rl.cli.terminal import terminal
 from lora_rl.errors import LoraRlError
 from lora_rl.store import open_store
 
@@ -51,7 +51,7 @@ def doctor(
     table = Table("", "what", "found", "mend")
     for finding in findings:
         table.add_row("✗" if finding.mend else "✓", finding.what, finding.found, finding.mend)
-    Console().print(table)
+    terminal().print(table)
     if any(finding.mend for finding in findings):
         raise typer.Exit(FAILED)
 

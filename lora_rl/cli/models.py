@@ -3,9 +3,9 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from lora_rl.cli.terminal import terminal
 from lora_rl.models import list_models, resolve_model
 
 app = typer.Typer(help="Base models that can be made on this machine.", no_args_is_help=True)
@@ -17,7 +17,7 @@ def list_() -> None:
     table = Table("name", "here", "what it is")
     for model in list_models():
         table.add_row(model.name, "yes" if model.present else "no", model.text)
-    Console().print(table)
+    terminal().print(table)
 
 
 @app.command("get")

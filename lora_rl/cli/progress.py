@@ -52,7 +52,7 @@ class _Display:
 
     def _print_commits(self) -> None:
         while self._next < self._iterations and (commit := self._records.iteration_commit(self._next)):
-            self._console.print(iteration_line(self._run, commit), highlight=False, soft_wrap=True)
+            self._console.print(iteration_line(self._run, commit), soft_wrap=True)
             self._next += 1
 
     def _line(self) -> Text:

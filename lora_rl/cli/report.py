@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from lora_rl.cli.terminal import printable
 from lora_rl.data.samples_io import read_samples
 from lora_rl.data.types import Sample
 from lora_rl.store import ArtifactStore, BlobRef, RunRecords
@@ -25,7 +26,7 @@ def print_report(console: Console, artifacts: ArtifactStore, records: RunRecords
     its, rewards = [commit["it"] for commit in commits], [commit["reward_mean"] for commit in commits]
     scored = [mean_score(commit["metrics"], EXACT) for commit in commits]
     exact = None if None in scored else scored
-    console.print(reward_curve_text(its, rewards), markup=False, highlight=False)
+    console.print(reward_curve_text(its, rewards))
     if exact:
         first, last = fmean(exact[:AVERAGED]), fmean(exact[-AVERAGED:])
         console.print(
@@ -51,7 +52,8 @@ def _answers(artifacts: ArtifactStore, commit: dict[str, Any], title: str) -> Ta
     table = Table("prompt", "answer", "reference", "reward", title=f"{title} (iteration {commit['it']})")
     for sample in list(firsts.values())[:ANSWERS_SHOWN]:
         reward = "-" if sample.reward is None else f"{sample.reward:.2f}"
-        table.add_row(last_turn(sample), sample.response_text.strip(), sample.label or "", reward)
+        texts = (last_turn(sample), sample.response_text.strip(), sample.label or "")
+        table.add_row(*map(printable, texts), reward)
     return table
 
 

@@ -10,6 +10,7 @@ import yaml
 from rich.console import Console
 
 from lora_rl.cli.options import StoreUri
+from lora_rl.cli.terminal import terminal
 from lora_rl.config import RunConfig, load_config
 from lora_rl.errors import ConfigError
 from lora_rl.store import STEPS, Fork, RunRecords, open_store
@@ -41,9 +42,10 @@ def run(
     """
     given = load_config(config, set_ or [], run_name=run_name, store=store)
     origin = _fork(fork) if fork is not None else None
-    console = Console()
+    console = terminal()
     from lora_rl.cli.report import print_adapter, print_report
     from lora_rl.cluster.workstation import current_workstation
+    from lora_rl.models import resolve_model
     from lora_rl.preflight import check_run, make_importable
 
     make_importable(config.absolute().parent)
@@ -58,7 +60,7 @@ def run(
     records = RunRecords(artifacts, str(checked.run_name))
     records.create_run(checked, origin)
     with console.status("making the model ready"):
-        _make_model(checked)
+        resolve_model(checked.model.name)
     result = _execute(console, checked, records, station)
     print_report(console, artifacts, records, str(checked.run_name), checked.iterations)
     print_adapter(console, result)
@@ -73,16 +75,10 @@ def _fork(text: str) -> Fork:
 
 
 def _print_plan(console: Console, config: RunConfig) -> None:
-    console.print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), markup=False, highlight=False)
+    console.print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     samples = config.sampling.rollout_batch_size * config.sampling.n_samples_per_prompt
     console.print(f"plan: run {config.run_name} to iteration {config.iterations} in {config.store.uri}", soft_wrap=True)
     console.print(f"each iteration: {' → '.join(STEPS)}; {samples} samples for one optimizer step")
-
-
-def _make_model(config: RunConfig) -> None:
-    from lora_rl.models import resolve_model
-
-    resolve_model(config.model.name)
 
 
 def _execute(console: Console, config: RunConfig, records: RunRecords, station: "Workstation | None") -> dict[str, Any]:

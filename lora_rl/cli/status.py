@@ -4,10 +4,10 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from lora_rl.cli.options import RunName, StoreUri, open_run
+from lora_rl.cli.terminal import terminal
 from lora_rl.store import STEPS
 from lora_rl.tracking import run_status
 
@@ -30,7 +30,7 @@ def status(
             "" if reward is None else f"{reward:.3f}",
             *(_cell(iteration["steps"][s]) for s in STEPS),
         )
-    console = Console()
+    console = terminal()
     console.print(table)
     if report["adapter"]:
         console.print(

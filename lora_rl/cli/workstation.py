@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from lora_rl.cli.options import PrefectPort, RayPort
+from lora_rl.cli.terminal import terminal
 from lora_rl.config import RunConfig, load_config
 
 
@@ -19,7 +19,7 @@ def up(
     """Starts a Prefect server, a Ray head and the deployments here, all on loopback. Runs then reuse the actors."""
     from lora_rl.cluster import workstation
 
-    console = Console()
+    console = terminal()
     checked = _checked(config) if config else None
     with console.status("starting Prefect, Ray and the deployments"):
         station = workstation.up(ray_port=ray_port, prefect_port=prefect_port)

@@ -1,7 +1,7 @@
 """What people look at: numbers, curves, tables and the state of a run.
 
 metrics.py declares every metric; plots.py draws; samples.py shows answers; summary.py puts an iteration in a
-line or a page; status.py reads a run from its records.
+line or a page, markdown.py escapes; status.py reads a run from its records.
 """
 
 from lora_rl.tracking.metrics import METRICS, Metric, check_declared, metrics_page

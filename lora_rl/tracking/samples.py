@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from lora_rl.data.types import Sample
+from lora_rl.tracking.markdown import cell, one_line
 
 TEXT_LIMIT = 160
 """Characters of a cell."""
@@ -11,7 +12,6 @@ TEXT_LIMIT = 160
 _SPECIAL_TOKEN = re.compile(r"<\|.*?\|>|</?s>|\[/?INST\]")
 _ANSWER_HEADER = re.compile(r"(assistant|model)\b")
 _ROLE_HEADER = re.compile(r"^(user|tool)\n")
-_MARKDOWN = re.compile(r"([\\`*_\[\]<>|!#~&$])")
 
 
 def sample_table(samples: Sequence[Sample], *, limit: int) -> str:
@@ -31,25 +31,17 @@ def last_turn(sample: Sample) -> str:
     parts = [part for text in _SPECIAL_TOKEN.split(sample.prompt_text) if (part := text.strip())]
     if len(parts) > 1 and _ANSWER_HEADER.match(parts[-1]):
         parts.pop()
-    return _one_line(_ROLE_HEADER.sub("", parts[-1])) if parts else ""
+    return one_line(_ROLE_HEADER.sub("", parts[-1])) if parts else ""
 
 
 def _head(text: str) -> str:
-    text = _one_line(text)
-    return _escaped(text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "…")
+    text = one_line(text)
+    return cell(text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "…")
 
 
 def _tail(text: str) -> str:
     # The end of a prompt holds what is asked.
-    return _escaped(text if len(text) <= TEXT_LIMIT else "…" + text[-TEXT_LIMIT:])
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _escaped(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\1", text)
+    return cell(text if len(text) <= TEXT_LIMIT else "…" + text[-TEXT_LIMIT:])
 
 
 def _reward(sample: Sample) -> str:

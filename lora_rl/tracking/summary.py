@@ -5,6 +5,7 @@ from typing import Any
 
 from lora_rl.engine import PublishOutcome, PublishReply
 from lora_rl.store import STEPS
+from lora_rl.tracking.markdown import cell
 
 STAGES = ("transfer", "load", "first_token", "probe")
 """Of a hot load, in their order."""
@@ -23,10 +24,10 @@ def iteration_markdown(run: str, commit: dict[str, Any]) -> str:
     steps = "\n".join(
         f"| {name} | {step['seconds']:.2f} | {step['executions']} |" for name, step in commit["steps"].items()
     )
-    metrics = "\n".join(f"| {name} | {float(value):.5g} |" for name, value in sorted(commit["metrics"].items()))
+    metrics = "\n".join(f"| {cell(name)} | {float(value):.5g} |" for name, value in sorted(commit["metrics"].items()))
     adapter = commit["adapter"]
     return (
-        f"## {run}, iteration {commit['it']}\n\n"
+        f"## {cell(run)}, iteration {commit['it']}\n\n"
         f"Adapter `{adapter['name']}@{adapter['version']}`, weights `{adapter['weights']['sha256'][:12]}`.\n\n"
         f"| step | seconds | executions |\n| --- | ---: | ---: |\n{steps}\n\n"
         f"| metric | value |\n| --- | ---: |\n{metrics}"

@@ -45,7 +45,12 @@ def test_the_page_names_adapter_steps_and_metrics():
     page = iteration_markdown("night", COMMIT)
     assert page.startswith("## night, iteration 7\n\nAdapter `default@8`, weights `")
     assert "| rollout | 1.50 | 1 |" in page
-    assert "| mismatch/logp_abs/mean | 0.0123 |" in page
+    assert r"| mismatch/logp\_abs/mean | 0.0123 |" in page
+
+
+def test_a_metrics_name_cannot_break_the_pages_table():
+    commit = COMMIT | {"metrics": {"reward/a|b\n| c/mean": 0.5}}
+    assert r"| reward/a\|b \| c/mean | 0.5 |" in iteration_markdown("night", commit)
 
 
 def test_the_mean_of_a_filtered_run_is_over_all_that_was_drawn():
