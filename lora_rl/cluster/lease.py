@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import ray
@@ -21,6 +22,9 @@ POLL_S = 0.5
 ANSWER_S = 120.0
 """Its process starts first, which takes a busy machine long."""
 
+_held: ContextVar[str | None] = ContextVar("lease_held", default=None)
+"""The run that holds the cluster in this flow: its iterations are its own."""
+
 
 class Lease:
     """An actor that ends with the driver that made it, however that ends; its name is the lease."""
@@ -35,17 +39,25 @@ class Lease:
 
 @asynccontextmanager
 async def lease(run: str) -> AsyncIterator[None]:
-    """The cluster for `run` alone. Raises ClusterError, naming the other run, where one keeps it for `WAIT_S`."""
+    """The cluster for `run` alone; at once where the caller holds it for the same run.
+
+    Raises ClusterError, naming the other run, where one keeps it for `WAIT_S`.
+    """
+    if _held.get() == run:
+        yield
+        return
     connect()
     give_up = time.monotonic() + WAIT_S
     while (taken := _take(run)) is None:
         if time.monotonic() > give_up:
             raise ClusterError(f"run {run}: the cluster is in use by {await _holder()}; wait for its end, or end it")
         await asyncio.sleep(POLL_S)
+    outer = _held.set(run)
     try:
         await call(taken.holder, deadline_s=ANSWER_S)
         yield
     finally:
+        _held.reset(outer)
         ray.kill(taken)
 
 
