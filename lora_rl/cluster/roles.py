@@ -1,5 +1,6 @@
 """Which actors a run needs: engines, trainer ranks and the rollout actor, found or started from its config."""
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -49,6 +50,16 @@ async def rollouter(config: RunConfig, model_path: Path) -> ActorGroup:
     arguments = {"model_path": str(model_path), "python_path": os.environ.get("PYTHONPATH", "")}
     cast = Cast(role="rollout", host=RolloutHost, arguments=arguments, identity=arguments, concurrency=ASYNC_CALLS)
     return await started(await find_or_start(cast), deadline_s=config.deadlines.start_s)
+
+
+async def start_all(config: RunConfig, model_path: Path) -> None:
+    """Starts all actors of a run before it begins. Colocated ones in the order of a run: two cannot start at once."""
+    if _takes_turns(config):
+        await trainer(config, model_path)
+        await engines(config, model_path)
+        await rollouter(config, model_path)
+    else:
+        await asyncio.gather(*(role(config, model_path) for role in (engines, trainer, rollouter)))
 
 
 def _engine_cast(config: RunConfig, model_path: Path, layout: Layout | None) -> Cast:
