@@ -70,6 +70,7 @@ class EngineActor:
         self._server: AdapterServer | None = None
         self._starting = asyncio.Lock()
         self._publishing = asyncio.Lock()
+        self._unloading = asyncio.Lock()
         self._unloaded = asyncio.Event()
         self._batches: dict[str, tuple[Version, asyncio.Task[list[Completion]]]] = {}
         # vLLM's processes die with the thread that starts them: it has to last as long as the actor.
@@ -293,9 +294,12 @@ class EngineActor:
                 await self._unloaded.wait()
 
     async def _unload_unneeded(self, server: "AdapterServer") -> None:
-        for version in self._versions.take_unneeded():
-            await server.unload(version)
-            self._unloaded.set()
+        async with self._unloading:  # two callers must not unload the same one
+            versions = self._versions  # of this server; another has its own
+            for version in versions.unneeded():
+                await server.unload(version)
+                versions.remove(version)
+                self._unloaded.set()
 
     def _reply(
         self, outcome: PublishOutcome, adapter: AdapterRef, seconds: dict[str, float], result: ProbeResult

@@ -108,8 +108,10 @@ class VersionRegistry:
                 self.retire(other)
                 surplus -= 1
 
-    def take_unneeded(self) -> list[Version]:
-        """Removes from the registry the retired versions without a lease; the caller unloads them."""
-        unneeded = [version for version in self._loaded if version.retired and not version.leases]
-        self._loaded = [version for version in self._loaded if version not in unneeded]
-        return unneeded
+    def unneeded(self) -> list[Version]:
+        """The retired versions without a lease: to be unloaded, and then removed."""
+        return [version for version in self._loaded if version.retired and not version.leases]
+
+    def remove(self, version: Version) -> None:
+        """Forgets a version that is no longer loaded."""
+        self._loaded.remove(version)

@@ -8,6 +8,7 @@ import pytest
 from lora_rl.config import EngineConfig, SamplingConfig, StoreConfig
 from lora_rl.engine import Probe
 from lora_rl.engine.actor import EngineActor
+from lora_rl.engine.versions import Version
 from lora_rl.errors import EngineDied, EngineError
 from tests.builders import make_adapter_ref
 
@@ -36,6 +37,9 @@ class Server:
 
     async def prove(self, ref: Any, probe: Probe, lora_id: int) -> None:
         self._called(f"prove {ref.label}")
+
+    async def unload(self, version: Version) -> None:
+        self._called(f"unload {version.label}")
 
     def shutdown(self) -> None:
         self._called("shutdown")
@@ -115,3 +119,26 @@ async def test_an_engine_that_could_not_sleep_is_awake() -> None:
     with pytest.raises(RuntimeError, match="level"):
         await engine.sleep()
     assert await engine.wake() == "already_awake"
+
+
+@pytest.mark.parametrize("first", [EngineError("busy"), asyncio.CancelledError()], ids=["error", "cancelled"])
+async def test_versions_that_could_not_be_unloaded_are_unloaded_later(first: BaseException) -> None:
+    server = Server()
+    engine = engine_over(server)
+    for version in (2, 3):
+        engine._versions.add(make_adapter_ref("a", version), PROBE, engine._versions.new_id())
+    failures = [first]
+
+    async def unload(version: Version) -> None:
+        await asyncio.sleep(0)
+        if failures:
+            raise failures.pop()
+        server.calls.append(f"unload {version.label}")
+
+    server.unload = unload
+    with pytest.raises(type(first)):
+        await engine.retire("a")
+    assert server.calls == []
+    await asyncio.gather(engine.retire("a"), engine.retire("a"))
+    assert server.calls == ["unload a@1", "unload a@2", "unload a@3"]
+    assert engine._versions.has_room

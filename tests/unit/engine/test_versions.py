@@ -1,7 +1,7 @@
 import pytest
 
 from lora_rl.engine import Probe
-from lora_rl.engine.versions import VersionRegistry
+from lora_rl.engine.versions import Version, VersionRegistry
 from lora_rl.errors import EngineError
 from lora_rl.store.refs import AdapterRef
 from tests.builders import make_adapter_ref
@@ -12,7 +12,15 @@ PROBE = Probe(prompt_tokens=[1], token_ids=[2], logp=[-1.0], logp_base=[-1.5])
 def publish(registry: VersionRegistry, ref: AdapterRef) -> list[str]:
     """Adds `ref` and returns the labels that have to be unloaded for it."""
     registry.add(ref, PROBE, registry.new_id())
-    return [version.label for version in registry.take_unneeded()]
+    return [version.label for version in unloaded(registry)]
+
+
+def unloaded(registry: VersionRegistry) -> list[Version]:
+    """What is not needed, removed."""
+    unneeded = registry.unneeded()
+    for version in unneeded:
+        registry.remove(version)
+    return unneeded
 
 
 def labels(registry: VersionRegistry) -> list[str]:
@@ -34,9 +42,9 @@ def test_a_version_in_use_stays_loaded_until_its_last_request_ends():
     publish(registry, make_adapter_ref("a", 2))
     assert publish(registry, make_adapter_ref("a", 3)) == []
     registry.release(lease)
-    assert registry.take_unneeded() == []
+    assert unloaded(registry) == []
     registry.release(second)
-    assert registry.take_unneeded() == [lease]
+    assert unloaded(registry) == [lease]
 
 
 def test_a_retired_version_takes_no_new_requests():
@@ -64,7 +72,7 @@ def test_a_version_published_again_with_other_weights_is_replaced_under_a_fresh_
     assert new.ref == make_adapter_ref("a", 1, weights="new")
     assert labels(registry) == ["a@1"]
     registry.release(old)
-    assert registry.take_unneeded() == [old]
+    assert unloaded(registry) == [old]
 
 
 def test_other_weights_and_other_config_both_make_another_version():
@@ -132,7 +140,7 @@ def test_never_more_are_loaded_than_the_engine_has_room_for():
     assert registry.capacity == 3
     assert not registry.has_room
     registry.retire_surplus("a", incoming=1)
-    assert registry.take_unneeded() == []
+    assert unloaded(registry) == []
     assert not registry.has_room
 
 
@@ -144,7 +152,7 @@ def test_an_idle_version_makes_room_before_the_new_one_is_loaded():
         publish(registry, make_adapter_ref("a", version))
     assert not registry.has_room
     registry.retire_surplus("a", incoming=1)
-    assert [version.label for version in registry.take_unneeded()] == ["a@2"]
+    assert [version.label for version in unloaded(registry)] == ["a@2"]
     assert registry.has_room
     assert labels(registry) == ["a@3"]
 
@@ -154,5 +162,5 @@ def test_retiring_an_adapter_leaves_the_others():
     for name in ("a", "b"):
         publish(registry, make_adapter_ref(name, 1))
     registry.retire("a")
-    assert [version.label for version in registry.take_unneeded()] == ["a@1"]
+    assert [version.label for version in unloaded(registry)] == ["a@1"]
     assert labels(registry) == ["b@1"]
