@@ -17,6 +17,7 @@ from lora_rl.engine.probe import ProbeResult
 from lora_rl.engine.types import Completion, GenerateRequest, Probe, PublishOutcome, PublishReply
 from lora_rl.engine.versions import Version, VersionRegistry
 from lora_rl.errors import EngineDied, EngineError
+from lora_rl.process_log import LogSince, where_logged
 from lora_rl.store.handover import digest_of
 from lora_rl.store.refs import AdapterRef
 
@@ -79,14 +80,14 @@ class EngineActor:
     async def start(self) -> dict[str, Any]:
         """Starts vLLM where it does not run: at first, and after its processes have died. Returns what runs.
 
-        After a start nothing is served until a publish.
+        After a start nothing is served until a publish. Raises EngineError with the cause that vLLM's processes logged.
         """
         async with self._starting:
             started = time.perf_counter()
             if self._server is not None and self._server.dead:
                 await self._end_vllm()
             if self._server is None:
-                self._server = await asyncio.get_running_loop().run_in_executor(self._vllm_parent, self._start_vllm)
+                self._server = await self._started_vllm()
                 logger.info("serving %s, up to %d adapter versions", self._model_path, self._versions.capacity)
         return {
             "model": self._model_path,
@@ -234,6 +235,16 @@ class EngineActor:
 
     def _no_versions(self) -> VersionRegistry:
         return VersionRegistry(slots=self._slots, resident_versions=self._config.resident_versions)
+
+    async def _started_vllm(self) -> "AdapterServer":
+        log = LogSince()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._vllm_parent, self._start_vllm)
+        except EngineError:
+            raise
+        except Exception as error:  # of any kind, and often only that one of its processes failed
+            what = f"engine: vLLM did not start for {self._model_path}: {error}"
+            raise EngineError("\n".join(filter(None, (what, log.causes(), f"see {where_logged()}")))) from error
 
     def _start_vllm(self) -> "AdapterServer":
         set_environment(self._config)

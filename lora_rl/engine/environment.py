@@ -25,5 +25,7 @@ def set_environment(engine: EngineConfig) -> None:
         "DO_NOT_TRACK": "1",
     }
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # all of it in one file, beside the tracebacks
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     # Compiling FlashInfer's sampler takes 95 s at the first start.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")

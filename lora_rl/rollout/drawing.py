@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from lora_rl.config import SamplingConfig
 from lora_rl.data.types import Prompt
 from lora_rl.errors import EngineError
+from lora_rl.process_log import where_logged
 from lora_rl.rollout.groups import Group, complete, group_of
 from lora_rl.rollout.requests import requests_of, share_between
 from lora_rl.rollout.types import EngineClient
@@ -47,7 +48,7 @@ class Drawing:
             logger.warning("batch %s: %d of %d groups were aborted", self.batch_id, len(missing), len(prompts))
         raise EngineError(
             f"batch {self.batch_id}: {len(missing)} groups (prompt {missing[0].id} first) were aborted {MAX_DRAWS} "
-            "times; see the engines' log for what aborts them"
+            f"times; the engines' logs, beside {where_logged()}, say what aborts them"
         )
 
     async def _draw(self, prompts: Sequence[Prompt]) -> list[Group]:

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = (
-    {"errors", "home", "parent_death"},
+    {"errors", "home", "parent_death", "process_log"},
     {"config"},
     {"store"},
     {"algorithms", "rewards", "data", "models"},

@@ -142,3 +142,14 @@ async def test_versions_that_could_not_be_unloaded_are_unloaded_later(first: Bas
     await asyncio.gather(engine.retire("a"), engine.retire("a"))
     assert server.calls == ["unload a@1", "unload a@2", "unload a@3"]
     assert engine._versions.has_room
+
+
+async def test_a_start_that_fails_says_why_and_where_it_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: EngineActor) -> None:
+        raise RuntimeError("Engine core initialization failed. See root cause above.")
+
+    monkeypatch.setattr(EngineActor, "_start_vllm", fail)
+    engine = EngineActor(model_path="m", dtype="float32", engine=EngineConfig(), max_rank=8, slots=1)
+    with pytest.raises(EngineError, match=r"vLLM did not start for m: Engine core(?s:.*)\nsee \S+"):
+        await engine.start()
+    assert await engine.sleep() == "not_running"
