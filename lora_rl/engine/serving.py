@@ -15,11 +15,12 @@ from vllm.sampling_params import RequestOutputKind
 from lora_rl.config import SamplingConfig
 from lora_rl.data.types import FinishReason
 from lora_rl.engine.probe import ProbeResult, judge
-from lora_rl.engine.stop_texts import STOP_TEXTS, cut_at_stop
+from lora_rl.engine.stop_texts import STOP_TEXTS, Stops, cut_at_stop
 from lora_rl.engine.types import Completion, GenerateRequest, Probe
 from lora_rl.engine.versions import Version
 from lora_rl.engine.vllm_client import EngineRequest, VllmClient
 from lora_rl.errors import EngineDied, EngineError
+from lora_rl.process_log import where_logged
 from lora_rl.store.refs import AdapterRef
 
 _REMOVED_AFTER_LOADING = "loaded"
@@ -38,7 +39,10 @@ class AdapterServer:
     async def answer(
         self, version: Version, requests: Sequence[GenerateRequest], sampling: SamplingConfig
     ) -> list[Completion]:
-        """One answer to each request, in order. Raises EngineError for a request that cannot fit."""
+        """One answer to each request, in order.
+
+        Raises EngineError for a request that cannot fit, or a stop text that could never end an answer.
+        """
         for request in requests:
             length = len(request.prompt_tokens) + sampling.max_response_tokens
             if not request.prompt_tokens or length > self._max_model_len:
@@ -48,11 +52,12 @@ class AdapterServer:
                     f"{self._max_model_len}; leave it out or raise the limit"
                 )
         lora, salt = _lora_request(version.ref, version.lora_id), self._new_salt(version.ref)
+        stops = self._client.stops_of(sampling.stop)
         outputs = await self._client.run_batch(
             [
                 EngineRequest(
                     prompt_tokens=request.prompt_tokens,
-                    params=_sampling_params(request, sampling),
+                    params=_sampling_params(request, sampling, stops),
                     lora=lora,
                     salt=salt,
                 )
@@ -147,7 +152,7 @@ class AdapterServer:
 
 def _logprobs(output: RequestOutput) -> Any:
     if output.outputs[0].logprobs is None:
-        raise EngineError(f"request {output.request_id}: vLLM returned no log-probabilities; see the engine's log")
+        raise EngineError(f"request {output.request_id}: vLLM returned no log-probabilities; see {where_logged()}")
     return output.outputs[0].logprobs
 
 
@@ -155,7 +160,7 @@ def _lora_request(ref: AdapterRef, lora_id: int) -> LoRARequest:
     return LoRARequest(ref.label, lora_id, _REMOVED_AFTER_LOADING)
 
 
-def _sampling_params(request: GenerateRequest, sampling: SamplingConfig) -> SamplingParams:
+def _sampling_params(request: GenerateRequest, sampling: SamplingConfig, stops: Stops) -> SamplingParams:
     return SamplingParams(
         temperature=sampling.temperature,
         seed=request.seed,
@@ -163,5 +168,6 @@ def _sampling_params(request: GenerateRequest, sampling: SamplingConfig) -> Samp
         logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={STOP_TEXTS: list(sampling.stop)} if sampling.stop else None,
+        stop_token_ids=stops.tokens,
+        extra_args={STOP_TEXTS: stops.texts} if stops.texts else None,
     )

@@ -17,7 +17,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from lora_rl.config import EngineConfig
+from lora_rl.engine.stop_texts import Stops, stops_of
 from lora_rl.errors import EngineDied, EngineError
+from lora_rl.process_log import where_logged
 
 T = TypeVar("T")
 
@@ -122,7 +124,7 @@ class VllmClient:
         except Exception as error:  # vLLM passes on whatever its worker raised
             raise EngineError(f"{lora.lora_name}: vLLM refused the adapter: {error}") from error
         if not loaded:
-            raise EngineError(f"{lora.lora_name}: vLLM did not load the adapter; see the engine's log")
+            raise EngineError(f"{lora.lora_name}: vLLM did not load the adapter; see {where_logged()}")
 
     async def remove_lora(self, lora_id: int) -> None:
         """Unloads an adapter; done also where it is not loaded."""
@@ -139,6 +141,10 @@ class VllmClient:
     def decode(self, tokens: list[int]) -> str:
         """Text of `tokens`, without special ones."""
         return self._llm.get_tokenizer().decode(tokens, skip_special_tokens=True)
+
+    def stops_of(self, stops: Sequence[str]) -> Stops:
+        """What ends an answer where `stops` are wanted. Raises EngineError for one that never could."""
+        return stops_of(self._llm.get_tokenizer(), stops)
 
     @property
     def dead(self) -> bool:
@@ -198,4 +204,6 @@ async def _finished(collector: Any) -> RequestOutput:
 
 
 def _dead() -> EngineDied:
-    return EngineDied("engine: vLLM's processes have died, see the log; start the engine again and publish the adapter")
+    return EngineDied(
+        f"engine: vLLM's processes have died, see {where_logged()}; start the engine again and publish the adapter"
+    )

@@ -59,6 +59,21 @@ async def test_an_answer_ends_with_the_token_that_completes_a_stop_text(
         assert len(answer.logp) == len(answer.tokens)
 
 
+async def test_an_answer_ends_with_a_special_token_that_is_a_stop_text(
+    engine: EngineActor, version: str, model_path: Path
+):
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    stops = ("<|im_start|>", "<|endoftext|>", "th")
+    completions = await answers(engine, version, make_requests(24), stop=stops, max_response_tokens=200)
+    special = {tokenizer.convert_tokens_to_ids(stop) for stop in stops[:2]}
+    assert sum(answer.tokens[-1] in special for answer in completions) > 2
+    for answer in completions:
+        assert not special & set(answer.tokens[:-1])
+        if answer.tokens[-1] in special:
+            assert answer.finish_reason is FinishReason.STOP
+            assert answer.text == tokenizer.decode(answer.tokens[:-1])
+
+
 async def test_an_answer_is_cut_at_the_longest_allowed(engine: EngineActor, version: str):
     completions = await answers(engine, version, max_response_tokens=3)
     assert {len(answer.tokens) for answer in completions} == {3}
