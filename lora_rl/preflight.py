@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from lora_rl.cluster.layout import demand_of, room_fault
-from lora_rl.config import RunConfig
+from lora_rl.config import EngineConfig, RunConfig
 from lora_rl.data.sources import check_data
 from lora_rl.errors import ConfigError, LoraRlError
 from lora_rl.models import check_model, read_model_config
@@ -81,8 +81,13 @@ def _check_store(config: RunConfig, *, writes: bool) -> list[str]:
     return []
 
 
+def needed_gib(engine: EngineConfig) -> float:
+    """Free memory in GiB that a run with these engines starts with."""
+    return RUNTIME_GIB + engine.replicas * engine.kv_cache_gib
+
+
 def _check_memory(config: RunConfig) -> list[str]:
-    needed = RUNTIME_GIB + config.engine.replicas * config.engine.kv_cache_gib
+    needed = needed_gib(config.engine)
     available = psutil.virtual_memory().available / GIB
     if needed > available:
         return [

@@ -13,12 +13,14 @@ from rich.table import Table
 
 from lora_rl.cli.options import PrefectPort, RayPort, StoreUri, store_config
 from lora_rl.cli.terminal import terminal
-from lora_rl.errors import LoraRlError
+from lora_rl.config import EngineConfig
+from lora_rl.errors import ClusterError, LoraRlError
 from lora_rl.store import open_store
 
 FAILED = 1
 GIB = 2**30
-LEAST_FREE_GIB = 8
+LEAST_DISK_GIB = 2
+"""Where the store is: a converted model, and samples and states of a few hundred iterations of a small one."""
 NEEDED = ("torch", "megatron-core", "megatron-bridge", "ray", "prefect", "peft", "s3fs", "transformers")
 
 
@@ -82,16 +84,19 @@ def _gpu() -> Finding:
 
 
 def _room() -> list[Finding]:
+    from lora_rl.preflight import needed_gib
+
     memory = psutil.virtual_memory().available / GIB
     disk = shutil.disk_usage(".").free / GIB
     return [
-        Finding(
-            what=what,
-            found=f"{free:.0f} GiB free",
-            mend="" if free >= LEAST_FREE_GIB else f"free {LEAST_FREE_GIB} GiB or more",
-        )
-        for what, free in (("memory", memory), ("disk", disk))
+        _free("memory", memory, needed_gib(EngineConfig()), ", or give runs a lower engine.kv_cache_gib"),
+        _free("disk", disk, LEAST_DISK_GIB, ""),
     ]
+
+
+def _free(what: str, free: float, needed: float, otherwise: str) -> Finding:
+    mend = "" if free >= needed else f"free {needed:g} GiB or more{otherwise}"
+    return Finding(what=what, found=f"{free:.1f} GiB free", mend=mend)
 
 
 def _port(what: str, port: int, option: str) -> Finding:
@@ -101,8 +106,11 @@ def _port(what: str, port: int, option: str) -> Finding:
         return Finding(what=what, found=f"{port} is free")
     from lora_rl.cluster.workstation import current_workstation
 
-    if current_workstation() is not None:
-        return Finding(what=what, found=f"{port}: `lora-rl up` is running")
+    try:
+        if current_workstation() is not None:
+            return Finding(what=what, found=f"{port}: `lora-rl up` is running")
+    except ClusterError as error:
+        return Finding(what=what, found=f"{port} is taken", mend=str(error))
     return Finding(what=what, found=f"{port} is taken", mend=f"give `lora-rl up` another {option}")
 
 
