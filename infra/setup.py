@@ -7,7 +7,8 @@ lists a GPU), exactly and without pip's resolver, then this project as an editab
 
     LORA_RL_VENV         folder of the environment; default `.venv` in the repository
     LORA_RL_PROFILE      `cpu` or `gpu`; default: what the machine has
-    LORA_RL_TORCH_INDEX  package index that has the profile's torch, where the registry that pip is set up for lacks it
+    LORA_RL_TORCH_INDEX  package index that has the profile's torch, where the registry that pip is set up for lacks it;
+                         default: PyTorch's public one
 """
 
 import hashlib
@@ -28,6 +29,10 @@ FREE_DISK_GB = {"cpu": 8, "gpu": 30}
 MEMORY_GB = 8
 ATTEMPTS = 3
 NETWORK_FAULT = re.compile(r"timed out|ReadTimeout|ConnectionError|Connection (broken|reset|aborted)|IncompleteRead")
+
+NOT_FOUND = "No matching distribution found"
+TORCH_INDEX = "https://download.pytorch.org/whl/"
+"""PyTorch's public wheels; a folder for each build (`cpu`)."""
 
 
 class SetupError(Exception):
@@ -154,10 +159,22 @@ def pip_install(pip, arguments):
 
 
 def install_torch(pip, torch):
-    """The pinned torch, from LORA_RL_TORCH_INDEX where that is set: the one package that the registry may lack."""
-    index = os.environ.get("LORA_RL_TORCH_INDEX")
+    """The pinned torch: the one package that the registry may lack.
+
+    It is taken from pip's own registry, with LORA_RL_TORCH_INDEX beside it where that is set; otherwise, where the
+    registry has no such build, from PyTorch's public index.
+    """
+    index, build = os.environ.get("LORA_RL_TORCH_INDEX"), torch.partition("+")[2]
     try:
-        pip_install(pip, ["--no-deps", torch, *(["--extra-index-url", index] if index else [])])
+        try:
+            pip_install(pip, ["--no-deps", torch, *(["--extra-index-url", index] if index else [])])
+        except SetupError as error:
+            if index or not build or NOT_FOUND not in str(error):
+                raise
+            index = TORCH_INDEX + build
+            say(f"pip's registry has no {torch}, trying {index}")
+            # a machine without a way to it is told so within seconds
+            pip_install(pip, ["--no-deps", torch, "--index-url", index, "--retries", "1", "--timeout", "10"])
     except SetupError as error:
         raise SetupError(
             f"{error}\n{torch}: where pip finds no such build{f' at {index}' if index else ''}, set "

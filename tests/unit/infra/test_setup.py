@@ -92,14 +92,55 @@ def test_unknown_profile_is_refused(monkeypatch: pytest.MonkeyPatch):
         setup.machine_profile()
 
 
-def test_missing_torch_names_the_variable_that_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("LORA_RL_TORCH_INDEX", raising=False)
+@pytest.fixture
+def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pip that notes its arguments and says MESSAGE, but succeeds where they have the address in KNOWS."""
+    for name in ("LORA_RL_TORCH_INDEX", "KNOWS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MESSAGE", "ERROR: No matching distribution found for torch==2.13.0+cpu")
     pip = tmp_path / "pip"
-    pip.write_text("#!/bin/sh\necho 'ERROR: No matching distribution found for torch==2.13.0+cpu'\nexit 1\n")
+    pip.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n'
+        'case "$*" in *"${KNOWS:-nothing}"*) exit 0;; esac\necho "$MESSAGE"\nexit 1\n'
+    )
     pip.chmod(0o755)
+    return pip
 
-    with pytest.raises(setup.SetupError, match="set LORA_RL_TORCH_INDEX"):
+
+def indices(pip: Path) -> list[str]:
+    """The index that each call of pip named."""
+    calls = (pip.parent / "calls").read_text().splitlines()
+    return [call.partition("index-url ")[2].partition(" ")[0] for call in calls]
+
+
+def test_torch_that_the_registry_lacks_comes_from_pytorchs_own(pip: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KNOWS", "https://download.pytorch.org/whl/cpu")
+    setup.install_torch([str(pip)], "torch==2.13.0+cpu")
+    assert indices(pip) == ["", "https://download.pytorch.org/whl/cpu"]
+
+
+def test_missing_torch_names_the_variable_that_helps(pip: Path):
+    with pytest.raises(setup.SetupError, match=r"no such build at https://\S+/whl/cpu, set LORA_RL_TORCH_INDEX"):
         setup.install_torch([str(pip)], "torch==2.13.0+cpu")
+    assert indices(pip) == ["", "https://download.pytorch.org/whl/cpu"]
+
+
+@pytest.mark.parametrize(
+    ("torch", "index", "message"),
+    [
+        ("torch==2.13.0+cpu", "http://mine/whl", None),
+        ("torch==2.13.0+cpu", "", "no space left"),
+        ("torch==2.11.0", "", None),
+    ],
+    ids=["own index", "another fault", "no build of its own"],
+)
+def test_no_other_index_is_asked(pip: Path, monkeypatch: pytest.MonkeyPatch, torch: str, index: str, message: str):
+    monkeypatch.setenv("LORA_RL_TORCH_INDEX", index)
+    if message:
+        monkeypatch.setenv("MESSAGE", message)
+    with pytest.raises(setup.SetupError, match="set LORA_RL_TORCH_INDEX"):
+        setup.install_torch([str(pip)], torch)
+    assert indices(pip) == [index]
 
 
 def test_network_fault_is_tried_again_and_another_error_is_not(tmp_path: Path):
