@@ -19,7 +19,7 @@ def adapter(
     store: StoreUri = None,
 ) -> None:
     """Writes a run's adapter as a PEFT directory."""
-    artifacts, records = open_run(run, store)
+    artifacts, records, run = open_run(run, store)
     done = records.first_uncommitted()
     wanted = done - 1 if iteration is None else iteration
     commit = records.iteration_commit(wanted) if -1 <= wanted < done else None

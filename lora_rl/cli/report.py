@@ -1,13 +1,12 @@
 """What a finished run shows: the reward curve, answers before and after, and where the adapter lies."""
 
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from lora_rl.cli.terminal import printable
+from lora_rl.cli.terminal import printable, shown_uri
 from lora_rl.data.samples_io import read_samples
 from lora_rl.data.types import Sample
 from lora_rl.store import ArtifactStore, BlobRef, RunRecords
@@ -36,12 +35,12 @@ def print_report(console: Console, artifacts: ArtifactStore, records: RunRecords
     console.print(_answers(artifacts, commits[-1], "answers after"))
     key = f"runs/{run}/reward_curve.png"
     artifacts.write(key, reward_curve_png(its, rewards, title=run, exact=exact))
-    console.print(f"curve    {_shown(artifacts.uri(key))}", soft_wrap=True)
+    console.print(f"curve    {shown_uri(artifacts.uri(key))}", soft_wrap=True)
 
 
 def print_adapter(console: Console, result: dict[str, Any]) -> None:
     """Where the adapter lies, for PEFT and vLLM."""
-    console.print(f"adapter  {_shown(result['uri'])}  (a PEFT directory)", soft_wrap=True)
+    console.print(f"adapter  {shown_uri(result['uri'])}  (a PEFT directory)", soft_wrap=True)
 
 
 def _answers(artifacts: ArtifactStore, commit: dict[str, Any], title: str) -> Table:
@@ -55,10 +54,3 @@ def _answers(artifacts: ArtifactStore, commit: dict[str, Any], title: str) -> Ta
         texts = (last_turn(sample), sample.response_text.strip(), sample.label or "")
         table.add_row(*map(printable, texts), reward)
     return table
-
-
-def _shown(uri: str) -> str:
-    path = Path(uri.removeprefix("file://"))
-    if uri.startswith("file://") and path.is_relative_to(Path.cwd()):
-        return str(path.relative_to(Path.cwd()))
-    return uri

@@ -5,7 +5,7 @@ run_records.py the layout of a run; records.py a step's record and fingerprint; 
 refs.py what passes between tasks; names.py, canonical.py, versions.py.
 """
 
-from lora_rl.store.adapters import download_adapter, promote_adapter
+from lora_rl.store.adapters import download_adapter, promote_adapter, promoted_uri
 from lora_rl.store.artifact_store import ArtifactStore, open_store
 from lora_rl.store.canonical import canonical_json, sha256_of
 from lora_rl.store.names import check_name
@@ -29,6 +29,7 @@ __all__ = [
     "fingerprint",
     "open_store",
     "promote_adapter",
+    "promoted_uri",
     "sha256_of",
     "utc_now",
     "versions",

@@ -19,7 +19,7 @@ def promote_adapter(store: ArtifactStore, run: str, adapter: AdapterRef) -> str:
 
     Replaces an earlier version there; readers compare the manifest's digests. Raises StoreError, DigestMismatch.
     """
-    folder = f"adapters/{check_name('run name', run)}/{check_name('adapter name', adapter.name)}"
+    folder = _folder(run, adapter)
     manifest_key = f"{folder}/{MANIFEST}"
     if store.read(manifest_key) != _manifest(adapter):
         store.delete(manifest_key)
@@ -27,6 +27,12 @@ def promote_adapter(store: ArtifactStore, run: str, adapter: AdapterRef) -> str:
             store.write(f"{folder}/{file}", store.get_blob(ref))
         store.write(manifest_key, canonical_json(_manifest(adapter)))
     return store.uri(folder)
+
+
+def promoted_uri(store: ArtifactStore, run: str, adapter: AdapterRef) -> str | None:
+    """The URI of the PEFT directory that `promote_adapter` made of just this adapter, if it has."""
+    folder = _folder(run, adapter)
+    return store.uri(folder) if store.read(f"{folder}/{MANIFEST}") == _manifest(adapter) else None
 
 
 def download_adapter(store: ArtifactStore, adapter: AdapterRef, out: Path) -> None:
@@ -48,6 +54,10 @@ def download_adapter(store: ArtifactStore, adapter: AdapterRef, out: Path) -> No
             (fresh / file).write_bytes(store.get_blob(ref))
         (fresh / MANIFEST).write_bytes(canonical_json(_manifest(adapter)))
         _exchange(fresh, out, Path(folder, "old"))
+
+
+def _folder(run: str, adapter: AdapterRef) -> str:
+    return f"adapters/{check_name('run name', run)}/{check_name('adapter name', adapter.name)}"
 
 
 def _exchange(fresh: Path, out: Path, old: Path) -> None:

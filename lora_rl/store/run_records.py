@@ -132,6 +132,11 @@ class RunRecords:
                 f"{document['versions']['lora-rl']}, which recorded it, or use another --run-name"
             ) from None
 
+    def iterations_wanted(self) -> int:
+        """Iterations that the run goes to, as last given, also where its config is none of this version."""
+        document, settings = self.run_document() or {}, self._store.read(self._settings_key) or {}
+        return (document["config"] | settings.get("config", settings))["iterations"]
+
     def step_record(self, it: int, step: str) -> StepRecord | None:
         """The step's commit record, if there is one. `valid` tells whether it can be relied on."""
         doc = self._store.read(self._step_key(it, step))
@@ -177,10 +182,14 @@ class RunRecords:
 
     def attempts(self, it: int, step: str) -> int:
         """Executions of the step that were begun."""
-        attempt = 0
-        while self._store.read(self._attempt_key(it, step, attempt + 1)):
-            attempt += 1
-        return attempt
+        return len(self.begun(it, step))
+
+    def begun(self, it: int, step: str) -> list[str]:
+        """When each execution of the step began."""
+        times: list[str] = []
+        while marker := self._store.read(self._attempt_key(it, step, len(times) + 1)):
+            times.append(marker["started"])
+        return times
 
     def commit_iteration(self, it: int, doc: dict[str, Any]) -> dict[str, Any]:
         """Commits the iteration with `doc` and the time. Idempotent; the document that is there comes back.

@@ -7,7 +7,7 @@ line or a page, markdown.py escapes; status.py reads a run from its records.
 from lora_rl.tracking.metrics import METRICS, Metric, check_declared, metrics_page
 from lora_rl.tracking.plots import reward_curve_png, reward_curve_text, timeline_png
 from lora_rl.tracking.samples import last_turn, sample_table
-from lora_rl.tracking.status import iteration_under_way, run_status
+from lora_rl.tracking.status import iteration_under_way, run_names, run_status, runs_overview
 from lora_rl.tracking.summary import iteration_line, iteration_markdown, mean_score, publish_metrics
 
 __all__ = [
@@ -23,7 +23,9 @@ __all__ = [
     "publish_metrics",
     "reward_curve_png",
     "reward_curve_text",
+    "run_names",
     "run_status",
+    "runs_overview",
     "sample_table",
     "timeline_png",
 ]

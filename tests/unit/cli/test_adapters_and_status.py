@@ -1,13 +1,14 @@
 """What `lora-rl status` and `lora-rl adapter` read from the records of a run."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lora_rl.config import load_config
-from lora_rl.store import STEPS, RunRecords, open_store
+from lora_rl.store import STEPS, RunRecords, open_store, promote_adapter
 from tests.builders import make_adapter, make_step_record
 
 
@@ -75,7 +76,8 @@ def test_out_below_a_file_is_refused(cli, committed, folder) -> None:
 def test_status_tells_states_seconds_and_executions(cli, tiny, committed) -> None:
     committed.begin_attempt(2, "rollout")
     committed.begin_attempt(2, "rollout")
-    record = make_step_record(open_store(load_config(tiny).store))
+    store = open_store(load_config(tiny).store)
+    record = make_step_record(store)
     committed.commit_step(2, replace(record, seconds=2.5))
     committed.begin_attempt(2, "reward")
     report = json.loads(cli("status", "tiny", "--json").out)
@@ -86,7 +88,27 @@ def test_status_tells_states_seconds_and_executions(cli, tiny, committed) -> Non
     assert report["adapter"]["iteration"] == 1
     shown = cli("status", "tiny").text
     assert "2.5 s ×2" in shown
-    assert "adapter after iteration 1: file://" in shown
+    assert "tiny: running, 2 of 3 iterations, last update 20" in shown
+    assert "adapter after iteration 1: `lora-rl adapter tiny --out FOLDER` writes it" in shown
+    promote_adapter(store, "tiny", make_adapter(store, version=2))
+    assert "adapter after iteration 1: lora-rl-store/adapters/tiny/default" in cli("status", "tiny").text
+
+
+def test_status_without_a_name_lists_the_runs(cli, committed) -> None:
+    assert re.search(r"tiny │ running │ 2 of 3 +│ 0\.250 +│ 20\S+ \S+ UTC", cli("status").text)
+    assert [run["run"] for run in json.loads(cli("status", "--json").out)] == ["tiny"]
+    assert "no run in this store" in cli("status", "--store", "other").text
+
+
+def test_the_yaml_file_stands_for_the_run_and_its_store(cli, tiny, folder) -> None:
+    tiny.write_text(tiny.read_text() + "store: {uri: mine}\n")
+    config = load_config(tiny)
+    assert config.store.uri.endswith("/mine")
+    RunRecords(open_store(config.store), "tiny").create_run(config)
+    assert json.loads(cli("status", tiny, "--json").out)["run"] == "tiny"
+    assert "tiny has no committed iteration yet" in cli("adapter", "tiny.yaml", "--out", "peft").text
+    assert "no run 'tiny' in file://" in cli("status", tiny, "--store", "other").text
+    assert "none.yaml: cannot be read" in cli("status", "none.yaml").text
 
 
 def test_status_of_a_run_that_has_not_begun_is_empty(cli, records) -> None:

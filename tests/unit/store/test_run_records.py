@@ -301,6 +301,12 @@ def test_iteration_commit_of_another_document_is_a_conflict(records: RunRecords)
         records.commit_iteration(0, {"state": "b"})
 
 
+def test_iterations_wanted_are_those_last_given(records: RunRecords):
+    for iterations in (3, 9, 5):
+        records.create_run(make_run_config(iterations=iterations))
+        assert records.iterations_wanted() == iterations
+
+
 def test_iterations_are_committed_without_gaps(records: RunRecords):
     records.commit_iteration(0, {})
     with pytest.raises(StoreError, match="iteration 2: iteration 1 is not committed"):
