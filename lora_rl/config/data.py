@@ -102,4 +102,4 @@ class SamplingConfig(Section):
     """Sampling temperature; the trainer's log-probabilities use it too."""
 
     stop: tuple[str, ...] = ()
-    """Texts that end an answer, beside the end-of-sequence token."""
+    """Texts, or special tokens by themselves (`<|im_end|>`), that end an answer, beside the end-of-sequence token."""
