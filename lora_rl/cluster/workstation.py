@@ -66,9 +66,23 @@ def _record(workstation: Workstation) -> None:
 
 
 def current_workstation() -> Workstation | None:
-    """The workstation that is up, or None."""
+    """The workstation that is up, or None.
+
+    Raises ClusterError where only some of its servers run: what else a run started would stand beside them.
+    """
     workstation = _recorded()
-    return workstation if workstation and workstation.alive else None
+    if workstation is None or workstation.alive:
+        return workstation
+    running = [server.name for server in workstation.servers if server.alive]
+    if not running:
+        return None
+    ended = [server for server in workstation.servers if not server.alive]
+    what = (
+        f"{ended[0].name} has ended, {', '.join(running)} still runs; see {ended[0].log}"
+        if ended
+        else "it is still starting, or its start was interrupted"
+    )
+    raise ClusterError(f"the workstation of `lora-rl up`: {what}; `lora-rl down` and then `lora-rl up` mend it")
 
 
 def up(*, ray_port: int, prefect_port: int) -> Workstation:
@@ -76,7 +90,8 @@ def up(*, ray_port: int, prefect_port: int) -> Workstation:
 
     Raises ClusterError when a port is taken, a server ends while starting, or a workstation is up.
     """
-    if current_workstation() is not None:
+    standing = _recorded()
+    if standing is not None and standing.alive:
         raise ClusterError("up: already up; `lora-rl down` ends it")
     if ray_port == prefect_port:
         raise ClusterError(f"--ray-port: {ray_port} is the --prefect-port too; choose another")

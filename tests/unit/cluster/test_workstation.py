@@ -54,14 +54,24 @@ def test_workstation_of_which_one_died_is_not_used_but_ended() -> None:
     station = started(*SERVERS)
     os.kill(station.servers[1].pid, signal.SIGKILL)
     wait_until(lambda: not station.servers[1].alive, "death")
-    assert current_workstation() is None
+    with pytest.raises(ClusterError, match=r"ray has ended, prefect, deployments still runs; see .*ray\.log; .*down"):
+        current_workstation()
     assert down() == ["deployments", "prefect"]
 
 
 def test_workstation_that_is_still_starting_is_not_used_but_ended() -> None:
     started("prefect", "ray")
-    assert current_workstation() is None
+    with pytest.raises(ClusterError, match="it is still starting, or its start was interrupted; `lora-rl down`"):
+        current_workstation()
     assert down() == ["ray", "prefect"]
+
+
+def test_workstation_that_ended_whole_is_no_hindrance() -> None:
+    station = started(*SERVERS)
+    for server in station.servers:
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until(lambda server=server: not server.alive, "death")
+    assert current_workstation() is None
 
 
 def test_a_second_one_is_refused_and_the_first_left_alone() -> None:
