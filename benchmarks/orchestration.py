@@ -152,7 +152,7 @@ def main(iterations: int, aged: int) -> None:
         folder = cleanup.enter_context(TemporaryDirectory(prefix="lora-rl-bench-"))
         # A database of its own, so that what other runs left there has no part in the figures.
         os.environ.update({**workstation.QUIET, **token_environment(), "PREFECT_HOME": f"{folder}/prefect"})
-        os.environ["PREFECT_API_URL"] = cleanup.enter_context(workstation.private_prefect_server())
+        os.environ.update(cleanup.enter_context(workstation.private_prefect_server()))
         os.environ.pop("RAY_ADDRESS", None)
         # Ray and Prefect read their settings when they are imported.
         from lora_rl.cluster.connect import connect, disconnect

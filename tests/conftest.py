@@ -57,6 +57,7 @@ def cluster_environment(s3_store_uri: str, tmp_path_factory: pytest.TempPathFact
         ray_port, prefect_port = free_ports(2)
         station = workstation.up(ray_port=ray_port, prefect_port=prefect_port)
         try:
-            yield {**os.environ, "RAY_ADDRESS": station.ray_address, "PREFECT_API_URL": station.prefect_api_url}
+            prefect = workstation.prefect_client(station.prefect_api_url)
+            yield {**os.environ, "RAY_ADDRESS": station.ray_address, **prefect}
         finally:
             workstation.down()

@@ -95,7 +95,7 @@ def _execute(console: Console, config: RunConfig, records: RunRecords, station: 
             workstation.require_prefect(os.environ["PREFECT_API_URL"])
         else:
             with console.status("starting Prefect"):
-                os.environ["PREFECT_API_URL"] = cleanup.enter_context(workstation.private_prefect_server())
+                os.environ.update(cleanup.enter_context(workstation.private_prefect_server()))
         with console.status("joining Ray"):
             from lora_rl.cluster.connect import connect, disconnect  # Ray reads its settings when it is imported
 

@@ -18,12 +18,14 @@ def up(
 ) -> None:
     """Starts a Prefect server, a Ray head and the deployments here, all on loopback. Runs then reuse the actors."""
     from lora_rl.cluster import workstation
+    from lora_rl.cluster.token import token_file
 
     console = terminal()
     checked = _checked(config) if config else None
     with console.status("starting Prefect, Ray and the deployments"):
         station = workstation.up(ray_port=ray_port, prefect_port=prefect_port)
-    console.print(f"Prefect UI  {station.prefect_api_url.removesuffix('/api')}")
+    console.print(f"Prefect UI  {station.prefect_api_url.removesuffix('/api')}", soft_wrap=True)
+    console.print(f"            asks once for a password: the text in {token_file()}", soft_wrap=True)
     console.print(f"Ray head    {station.ray_address}")
     if checked:
         workstation.use_workstation(station)
@@ -49,7 +51,7 @@ async def _start_actors(config: RunConfig, ray_address: str) -> None:
     connect(ray_address)
     model_path = resolve_model(config.model.name)
     try:
-        await asyncio.gather(*(role(config, model_path) for role in (roles.engines, roles.trainer, roles.rollouter)))
+        await roles.start_all(config, model_path)
     finally:
         disconnect()
 

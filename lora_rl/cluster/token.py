@@ -1,8 +1,11 @@
-"""The token that every process of our Ray clusters shows: without one, whoever reaches a port could run code."""
+"""The token of this machine, which our Ray clusters and Prefect servers ask for: without one, whoever reaches a port
+could run code.
+"""
 
 import os
 import secrets
 from contextlib import suppress
+from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from lora_rl.home import home
@@ -15,6 +18,11 @@ def token_environment() -> dict[str, str]:
     """
     if "RAY_AUTH_MODE" in os.environ:
         return {}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file())}
+
+
+def token_file() -> Path:
+    """The file that holds the token; written now if there is none."""
     path = home() / "ray-token"
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -23,4 +31,4 @@ def token_environment() -> dict[str, str]:
             file.flush()
             with suppress(FileExistsError):
                 os.link(file.name, path)
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
+    return path

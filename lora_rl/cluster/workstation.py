@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from lora_rl.cluster.processes import Server, end, held_port, last_lines, require_free_port, spawn, wait_for_http
-from lora_rl.cluster.token import token_environment
+from lora_rl.cluster.token import token_environment, token_file
 from lora_rl.errors import ClusterError, DeadlineExceeded
 from lora_rl.home import home
 from lora_rl.store.handover import remove_orphans
@@ -113,7 +113,7 @@ def up(*, ray_port: int, prefect_port: int) -> Workstation:
         start("ray", _ray_command(ray_port), QUIET | token)
         wait_for_http(servers[0], f"{api_url}/health", START_DEADLINE_S)
         _wait_for_ray(servers[1], ray_address, token)
-        env = {**QUIET, **token, "PREFECT_API_URL": api_url, "RAY_ADDRESS": ray_address}
+        env = {**QUIET, **token, **prefect_client(api_url), "RAY_ADDRESS": ray_address}
         start("deployments", [sys.executable, "-m", "flows.serve"], env)
     except BaseException:
         down()
@@ -136,15 +136,18 @@ def down() -> list[str]:
 
 
 @contextmanager
-def private_prefect_server() -> Iterator[str]:
-    """URL of a Prefect API of our own, for a run without a server. It ends with this process, however that ends."""
+def private_prefect_server() -> Iterator[dict[str, str]]:
+    """Variables that make a process a client of a Prefect server of our own, for a run without one.
+
+    It ends with this process, however that ends.
+    """
     with held_port() as held:
         port = held.getsockname()[1]
         server = spawn("prefect-private", _prefect_command(port), _prefect_env(port), dies_with_us=True)
         try:
             url = f"http://127.0.0.1:{port}/api"
             wait_for_http(server, f"{url}/health", START_DEADLINE_S)
-            yield url
+            yield prefect_client(url)
         finally:
             end(server)
 
@@ -157,7 +160,13 @@ def _prefect_command(port: int) -> list[str]:
 
 def _prefect_env(port: int) -> dict[str, str]:
     # the UI asks the port that the server is told of, not the one it listens on
-    return {**QUIET, "PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": str(port)}
+    place = {"PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": str(port)}
+    return {**QUIET, **place, "PREFECT_SERVER_API_AUTH_STRING": token_file().read_text()}
+
+
+def prefect_client(api_url: str) -> dict[str, str]:
+    """Variables that make a process a client of our Prefect server at `api_url`."""
+    return {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": token_file().read_text()}
 
 
 def _ray_command(port: int) -> list[str]:
@@ -202,4 +211,6 @@ def use_workstation(workstation: Workstation) -> None:
     """Makes this process a client of the workstation; what the user has set goes first."""
     if os.environ.setdefault("RAY_ADDRESS", workstation.ray_address) == workstation.ray_address:
         os.environ.update(token_environment())
-    os.environ.setdefault("PREFECT_API_URL", workstation.prefect_api_url)
+    api_url = workstation.prefect_api_url
+    if os.environ.setdefault("PREFECT_API_URL", api_url) == api_url:
+        os.environ.update(prefect_client(api_url))

@@ -44,7 +44,7 @@ def flow(found: Findings, scale: Scale) -> None:
             **os.environ,
             **token_environment(),
             "RAY_ADDRESS": station.ray_address,
-            "PREFECT_API_URL": station.prefect_api_url,
+            **workstation.prefect_client(station.prefect_api_url),
         }
         killed = _drive(store, environment, "driver", "after", "train_step", str(KILLED_IN))
         found.equal("the driver's end", killed[0], -signal.SIGKILL)

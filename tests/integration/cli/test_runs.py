@@ -1,5 +1,6 @@
 """Runs from the command line on one workstation: reuse, going on, cancelling, what Prefect shows, what leaks."""
 
+import base64
 import json
 import os
 import subprocess
@@ -34,11 +35,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def silent(cluster_environment) -> str:
     """Id of a flow run whose driver died after its first heartbeat, on a server that waits for 10 s only."""
-    api = cluster_environment["PREFECT_API_URL"]
 
     def post(what: str, document: Any) -> Any:
-        reply = httpx.post(f"{api}/{what}", json=document, timeout=120, follow_redirects=True)
-        return reply.raise_for_status()
+        return prefect_api(cluster_environment).post(what, json=document).raise_for_status()
 
     flow = post("flows", {"name": "silent"}).json()["id"]
     run = post("flow_runs", {"flow_id": flow, "state": {"type": "RUNNING"}}).json()["id"]
@@ -63,10 +62,19 @@ def first(cli, store: str, silent: str) -> dict[str, int]:
     return actor_pids()
 
 
+def prefect_api(environment: dict[str, str]) -> httpx.Client:
+    """A client of the workstation's Prefect server, which asks for the token."""
+    shown = base64.b64encode(environment["PREFECT_API_AUTH_STRING"].encode()).decode()
+    return httpx.Client(
+        base_url=environment["PREFECT_API_URL"],
+        headers={"Authorization": f"Basic {shown}"},
+        timeout=120,
+        follow_redirects=True,
+    )
+
+
 def prefect(environment: dict[str, str], what: str, query: dict[str, Any]) -> list[dict[str, Any]]:
-    reply = httpx.post(f"{environment['PREFECT_API_URL']}/{what}/filter", json=query, timeout=120)
-    reply.raise_for_status()
-    return reply.json()
+    return prefect_api(environment).post(f"{what}/filter", json=query).raise_for_status().json()
 
 
 def last_flow_run(environment: dict[str, str], name: str) -> dict[str, Any]:
@@ -76,11 +84,10 @@ def last_flow_run(environment: dict[str, str], name: str) -> dict[str, Any]:
 
 def start(environment: dict[str, str], deployment: str, **parameters: Any) -> str:
     """Id of a flow run of the deployment, to begin at once."""
-    api = environment["PREFECT_API_URL"]
-    name = f"{api}/deployments/name/{deployment}/{deployment}"
-    wait_until(lambda: httpx.get(name, timeout=120).is_success, f"deployment {deployment}", deadline_s=300)
-    url = f"{api}/deployments/{httpx.get(name, timeout=120).json()['id']}/create_flow_run"
-    return httpx.post(url, json={"parameters": parameters}, timeout=120).raise_for_status().json()["id"]
+    api, name = prefect_api(environment), f"deployments/name/{deployment}/{deployment}"
+    wait_until(lambda: api.get(name).is_success, f"deployment {deployment}", deadline_s=300)
+    url = f"deployments/{api.get(name).json()['id']}/create_flow_run"
+    return api.post(url, json={"parameters": parameters}).raise_for_status().json()["id"]
 
 
 def end_of(environment: dict[str, str], flow_run: str, runs: int = 1) -> dict[str, Any]:
@@ -210,9 +217,8 @@ def test_nightly_run_has_its_date_and_is_not_done_twice(cluster_environment, sto
     assert commit is not None
     assert commit["metrics"]["reward/errors"] > 0
 
-    api = cluster_environment["PREFECT_API_URL"]
     retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
-    httpx.post(f"{api}/flow_runs/{night}/set_state", json=retry, timeout=120).raise_for_status()
+    prefect_api(cluster_environment).post(f"flow_runs/{night}/set_state", json=retry).raise_for_status()
     again = start(cluster_environment, "train", run=run, store=store, iterations=1)
     records.pin_start(again, 0)  # as if it had committed iteration 0 itself before a failure
     for flow_run, runs in ((night, 2), (again, 1)):
@@ -246,6 +252,8 @@ def test_no_secret_is_kept_anywhere(cli, cluster_environment, s3_store_uri, firs
     assert any(name.endswith("prefect.db") for name in kept)
     assert any(name.endswith("COMMIT.json") for name in kept)
     assert [name for name, content in kept.items() if SECRET_KEY.encode() in content] == []
+    token = cluster_environment["PREFECT_API_AUTH_STRING"].encode()
+    assert [Path(name).name for name, content in kept.items() if token in content] == ["ray-token"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`lora-rl up` and `down` from their own home: nothing of it stays, and nothing else is touched."""
 
+import base64
 import os
 import signal
 import subprocess
@@ -7,12 +8,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import httpx
 import psutil
 import pytest
 
 from lora_rl.cluster import workstation
-from tests.integration.cli.conftest import PROGRAM
+from tests.integration.cli.conftest import PROGRAM, TINY
 from tests.processes import free_ports, running, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -45,6 +48,14 @@ def sessions(station: workstation.Workstation) -> list[int]:
     return found
 
 
+def prefect_answers(station: workstation.Workstation, headers: dict[str, str]) -> list[int]:
+    """Status of the UI, of the health check and of a question."""
+    api, url = station.prefect_api_url, station.prefect_api_url.removesuffix("/api")
+    options: dict[str, Any] = {"headers": headers, "timeout": 30, "follow_redirects": True}
+    health = [httpx.get(address, **options).status_code for address in (url, f"{api}/health")]
+    return [*health, httpx.post(f"{api}/flows/filter", json={}, **options).status_code]
+
+
 def test_down_ends_all_that_up_started_and_nothing_else(environment) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
     try:
@@ -55,12 +66,20 @@ def test_down_ends_all_that_up_started_and_nothing_else(environment) -> None:
         assert station is not None
         again = command(environment, "up")
         assert (again.returncode, "already up" in again.stderr) == (1, True)
+        assert prefect_answers(station, {}) == [200, 200, 401]
+        token = Path(environment["LORA_RL_HOME"], "ray-token")
+        assert str(token) in up.stdout
+        shown = base64.b64encode(token.read_bytes()).decode()
+        assert prefect_answers(station, {"Authorization": f"Basic {shown}"}) == [200, 200, 200]
+        arguments = [argument for pid in sessions(station) for argument in psutil.Process(pid).cmdline()]
+        assert not any(token.read_text() in argument for argument in arguments)
         ray = next(server for server in station.servers if server.name == "ray")
         assert len(sessions(station)) > len(station.servers)
 
         os.kill(ray.pid, signal.SIGKILL)
         wait_until(lambda: not ray.alive, "death of ray")
-        assert workstation.current_workstation() is None
+        refused = command(environment, "run", str(TINY))
+        assert (refused.returncode, "ray has ended" in refused.stderr) == (1, True)
         down = command(environment, "down")
         assert down.stdout == "ended deployments, ray, prefect\n"
         assert sessions(station) == []

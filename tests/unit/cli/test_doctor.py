@@ -14,7 +14,7 @@ from lora_rl.cluster import workstation
 from lora_rl.cluster.processes import spawn
 from lora_rl.config import EngineConfig
 from lora_rl.preflight import RUNTIME_GIB
-from tests.s3 import wait_until
+from tests.processes import wait_until
 
 GIB = 2**30
 

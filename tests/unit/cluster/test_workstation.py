@@ -10,6 +10,7 @@ import pytest
 
 from lora_rl.cluster import workstation
 from lora_rl.cluster.processes import spawn
+from lora_rl.cluster.token import token_file
 from lora_rl.cluster.workstation import SERVERS, Workstation, current_workstation, down, require_prefect, up
 from lora_rl.errors import ClusterError
 from tests.processes import free_ports, wait_until
@@ -18,7 +19,7 @@ from tests.processes import free_ports, wait_until
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("LORA_RL_HOME", str(tmp_path))
-    for name in ("RAY_ADDRESS", "PREFECT_API_URL"):
+    for name in ("RAY_ADDRESS", "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     yield tmp_path
@@ -113,11 +114,26 @@ def test_a_server_that_cannot_start_ends_those_before_it(monkeypatch: pytest.Mon
     assert current_workstation() is None
 
 
-def test_what_the_user_has_set_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_has_set_goes_first(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    station = started(*SERVERS)
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
-    workstation.use_workstation(started(*SERVERS))
+    workstation.use_workstation(station)
     assert os.environ["RAY_ADDRESS"] == "elsewhere:6379"
     assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:2/api"
+    assert os.environ["PREFECT_API_AUTH_STRING"] == (home / "ray-token").read_text()
+
+    monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere/api")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "theirs")
+    workstation.use_workstation(station)
+    assert os.environ["PREFECT_API_URL"] == "http://elsewhere/api"
+    assert os.environ["PREFECT_API_AUTH_STRING"] == "theirs"
+
+
+def test_only_its_owner_may_read_the_token_and_the_record_does_not_hold_it(home: Path) -> None:
+    started(*SERVERS)
+    token = token_file()
+    assert token.stat().st_mode & 0o077 == 0
+    assert token.read_text() not in (home / "workstation.json").read_text()
 
 
 @pytest.mark.parametrize("url", ["http://user:hidden@127.0.0.1:{port}/api", "nonsense", "http://[bad/api"])
