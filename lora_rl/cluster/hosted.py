@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Any
 
+import ray
 import ray.util
 from ray.actor import ActorHandle
 
@@ -106,12 +107,16 @@ class TrainerHost(LogDraining):
 
         self._trainer = TrainerActor(**arguments)
 
-    def rendezvous(self) -> str:
-        """An address on this rank's node where all ranks can meet."""
-        node = ray.util.get_node_ip_address()
+    def node(self) -> str:
+        """Ray's number of this rank's node."""
+        return ray.get_runtime_context().get_node_id()
+
+    def rendezvous(self, *, one_node: bool) -> str:
+        """An address where all ranks can meet: loopback where they are on one node, which no one else can reach."""
+        address = "127.0.0.1" if one_node else ray.util.get_node_ip_address()
         # until the trainer listens there, after imports that take seconds, no other process may be given the port
-        self._meeting = held_port(node)
-        return f"tcp://{node}:{self._meeting.getsockname()[1]}"
+        self._meeting = held_port(address)
+        return f"tcp://{address}:{self._meeting.getsockname()[1]}"
 
     def start(self, **arguments: Any) -> dict[str, Any]:
         return self._trainer.start(**arguments)

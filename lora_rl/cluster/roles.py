@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lora_rl.cluster import gpus
 from lora_rl.cluster.actors import ActorGroup, Cast, find_or_start, started
+from lora_rl.cluster.calls import call
 from lora_rl.cluster.hosted import EngineHost, RolloutHost, TrainerHost
 from lora_rl.cluster.layout import Layout, Place, demand_of
 from lora_rl.cluster.turns import come_back, step_aside
@@ -37,12 +38,18 @@ async def trainer(config: RunConfig, model_path: Path) -> ActorGroup:
     if _takes_turns(config):
         seconds |= await step_aside(_engine_cast(config, model_path, layout), "sleep", deadline_s=deadline_s)
     group = await find_or_start(_trainer_cast(config, model_path, layout), _seats(layout, "trainer"))
-    alone = len(group.handles) == 1
-    rendezvous = None if alone else await group.call_first("rendezvous", deadline_s=deadline_s)
-    await started(group, deadline_s=deadline_s, rendezvous=rendezvous)
+    await started(group, deadline_s=deadline_s, rendezvous=await rendezvous(group, deadline_s=deadline_s))
     if _takes_turns(config):
         seconds |= await come_back(group, "onload", deadline_s=deadline_s)
     return replace(group, seconds=seconds)
+
+
+async def rendezvous(ranks: ActorGroup, *, deadline_s: float) -> str | None:
+    """Where the ranks of a trainer meet; None for one alone."""
+    if len(ranks.handles) == 1:
+        return None
+    nodes = await asyncio.gather(*(call(handle.node, deadline_s=deadline_s) for handle in ranks.handles))
+    return await ranks.call_first("rendezvous", deadline_s=deadline_s, one_node=len(set(nodes)) == 1)
 
 
 async def rollouter(config: RunConfig, model_path: Path) -> ActorGroup:

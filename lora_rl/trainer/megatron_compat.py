@@ -21,6 +21,7 @@ import typing_extensions
 
 from lora_rl.config import TrainerConfig
 from lora_rl.errors import TrainerError
+from lora_rl.trainer.meeting import join
 from lora_rl.trainer.ranks import Groups
 
 STAND_INS = {
@@ -171,7 +172,7 @@ def init_distributed(
         alone = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
         dist.init_process_group(backend, store=alone, rank=rank, world_size=world_size)
     else:
-        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world_size)
+        join(backend, rendezvous, rank, world_size)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=trainer.tensor_parallel,
         pipeline_model_parallel_size=trainer.pipeline_parallel,

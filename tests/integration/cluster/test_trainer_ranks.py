@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 import ray.cloudpickle
@@ -14,6 +15,7 @@ import ray.cloudpickle
 from lora_rl.cluster.actors import ActorGroup, Cast, find_or_start, started
 from lora_rl.cluster.connect import connect, disconnect
 from lora_rl.cluster.hosted import TrainerHost
+from lora_rl.cluster.roles import rendezvous
 from lora_rl.config import AdapterConfig, AlgorithmConfig, SamplingConfig, StoreConfig, TrainerConfig
 from lora_rl.data.samples_io import write_samples
 from lora_rl.errors import ActorLost
@@ -52,8 +54,7 @@ async def two_ranks(model: Path, **layout: int) -> ActorGroup:
         ranked=True,
     )
     group = await find_or_start(cast)
-    rendezvous = await group.call_first("rendezvous", deadline_s=DEADLINE_S)
-    return await started(group, deadline_s=DEADLINE_S, rendezvous=rendezvous)
+    return await started(group, deadline_s=DEADLINE_S, rendezvous=await rendezvous(group, deadline_s=DEADLINE_S))
 
 
 async def train(group: ActorGroup, folder: Path) -> Any:
@@ -87,10 +88,19 @@ async def break_in_step(group: ActorGroup, rank: int, *, by: str) -> None:
     await group.handles[rank].__ray_call__.remote(plant)
 
 
+def open_addresses(_: Any) -> list[str]:
+    """Addresses but for loopback that this process listens on."""
+    connections = psutil.Process().net_connections("tcp")
+    listening = [connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN]
+    return [address for address in listening if address != "127.0.0.1"]
+
+
 @pytest.mark.parametrize("layout", [{"data_parallel": 2}, {"pipeline_parallel": 2}], ids=["dp2", "pp2"])
 async def test_ranks_on_ray_train_and_a_death_in_a_step_names_the_rank(model, layout, tmp_path) -> None:
     group = await two_ranks(model, **layout)
     assert (await train(group, tmp_path / "store")).stepped
+    for handle in group.handles:  # the one is Ray's, which asks for the token
+        assert await handle.__ray_call__.remote(open_addresses) == ["::"]
     await break_in_step(group, 1, by="death")
     with pytest.raises(ActorLost, match="trainer rank 1: train_step: the actor died"):
         await train(group, tmp_path / "store")
