@@ -33,7 +33,7 @@ def parent_and_child(*, stubborn: bool = False) -> tuple[Server, int]:
     """A server with a child; `stubborn` makes the child ignore SIGTERM."""
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " if stubborn else ""
     server = spawn("parent", [sys.executable, "-c", PARENT.format(ignore=ignore)], {})
-    wait_until(lambda: "ready" in last_lines(server), "child")
+    wait_until(lambda: len(last_lines(server).split()) == 2, "the number of the child, and its word")
     return server, next(int(line) for line in last_lines(server).splitlines() if line.isdigit())
 
 
