@@ -1,4 +1,4 @@
-"""The Triton kernels in Triton's interpreter. It must be on before Triton is imported, so in a process of its own."""
+"""The Triton kernels without a GPU: in Triton's interpreter, and compiled for one."""
 
 import os
 import subprocess
@@ -6,10 +6,19 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from lora_rl.trainer import row_kernels
+from lora_rl.trainer.lora_rows import TILE_ROWS
+
 ROOT = Path(__file__).parents[3]
 
 
 def test_the_kernel_adds_what_the_loop_adds():
+    # The interpreter must be on before Triton is imported: in a process of its own.
     code = """
         import torch
         from lora_rl.trainer.lora_rows import Routing, Span, SpanWeights, add_expanded_
@@ -37,3 +46,15 @@ def test_the_kernel_adds_what_the_loop_adds():
     differences = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
     assert len(differences) == 3
     assert all(between < 1e-4 and added > 1 for between, added in differences)
+
+
+@pytest.mark.parametrize("inner", [16, 64])
+def test_the_kernel_compiles_for_a_hopper_card(inner: int):
+    types = dict.fromkeys(("out_TK", "down_TQ", "weights_SQK"), "*bf16") | {"tiles_X3": "*i32"}
+    numbers = ("num_inner", "num_columns", "out_stride", "down_stride", "weights_stride", "weight_stride")
+    sizes = {"ROWS": TILE_ROWS, "COLUMNS": row_kernels.TILE_COLUMNS, "INNER": inner}
+    signature = types | dict.fromkeys(numbers, "i32") | dict.fromkeys(sizes, "constexpr")
+    source = ASTSource(fn=row_kernels._add_expanded, signature=signature, constexprs=sizes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": row_kernels.NUM_WARPS})
+    assert "mma" in compiled.asm["ptx"], "its product does not run on the tensor cores"
+    assert compiled.asm["cubin"]
