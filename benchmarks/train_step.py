@@ -10,6 +10,7 @@ import argparse
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -73,6 +74,8 @@ class Slots:
         lora = lora_of(ADAPTER, self._model.num_layers)
         for slot in range(max(SLOTS)):
             self._bank.clear(slot)
+        if num_slots == 0:
+            self._bank.fill(0, replace(lora, modules=()), {})
         for slot in range(num_slots):
             self._bank.fill(slot, lora, self._bank.fresh_weights(lora, slot))
         per_slot = len(self._samples) // max(1, num_slots)
