@@ -79,11 +79,12 @@ async def new_adapter(at: Start, origin: dict[str, Any] | None = None) -> State 
         )
         return StepResult(outputs={"state": state}, metrics=trainer.seconds)
 
+    deciding = config.deciding
     return await run_step(
         at,
         "new_adapter",
         inputs={"state": forked.sha256} if forked else {},
-        config={section: config.deciding[section] for section in ("model", "adapter")},
+        config={section: deciding[section] for section in ("model", "adapter")},
         body=body,
     )
 

@@ -32,10 +32,11 @@ async def train_step(at: Iteration, scored: StepRecord) -> State | StepRecord:
             outputs={"state": reply.state}, metrics=reply.metrics | trainer.seconds, values={"stepped": reply.stepped}
         )
 
+    deciding = config.deciding
     return await run_step(
         at,
         "train_step",
         inputs={"state": at.state.sha256, "samples": blob.sha256},
-        config={section: config.deciding[section] for section in ("model", "adapter", "algorithm", "sampling")},
+        config={section: deciding[section] for section in ("model", "adapter", "algorithm", "sampling")},
         body=body,
     )
