@@ -20,8 +20,10 @@ ROW_STEP = 16
 """Low-rank rows are as wide as a multiple of this. Grouped products want strides of 16 bytes; on a CPU a product's last
 bits hang on whether its rows stand at multiples of 64 bytes, which must not depend on neighbours."""
 
-TILE_ROWS = 128
+TILE_ROWS = 64
 """Rows that one program of a kernel of ours takes."""
+
+_foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,21 +85,25 @@ class SpanWeights:
     @functools.cached_property
     def stacked_SQK(self) -> Tensor:
         """As high as the highest, zeros where a span has nothing. Stacked once for all products with it."""
-        some = next(weight_QK for weight_QK in self.of_span if weight_QK is not None)
+        weights = [weight_QK for weight_QK in self.of_span if weight_QK is not None]
         height = max(self.heights)
-        nothing = some.new_zeros(height, some.shape[1])
-        return torch.stack(
-            [nothing if weight is None else F.pad(weight, (0, 0, 0, height - len(weight))) for weight in self.of_span]
-        )
+        if min(self.heights) == height:
+            return weights[0][None] if len(weights) == 1 else torch.stack(weights)
+        stacked_SQK = weights[0].new_zeros(len(self.of_span), height, weights[0].shape[1])
+        filled = [weight_QK[:own] for weight_QK, own in zip(stacked_SQK, self.heights, strict=True) if own]
+        _foreach_copy_(filled, weights)
+        return stacked_SQK
 
 
 def project(x_TK: Tensor, weights: SpanWeights, routing: Routing) -> Tensor:
     """Each span's rows times its own weight, transposed: [T, highest Q], with zeros where a span has none."""
+    if has_kernels(x_TK):
+        from lora_rl.trainer import row_kernels
+
+        return row_kernels.project(x_TK, weights.stacked_SQK, routing.tiles_X3)
     match weights.of_span:
         case [Tensor() as weight_QK]:
             return x_TK @ weight_QK.T
-    if is_grouped(x_TK):
-        return grouped_mm(x_TK, weights.stacked_SQK.transpose(1, 2), routing.ends)
     out_TQ = x_TK.new_zeros(len(x_TK), max(weights.heights))
     for span, weight_QK in zip(routing.spans, weights.of_span, strict=True):
         if weight_QK is not None:
@@ -107,10 +113,10 @@ def project(x_TK: Tensor, weights: SpanWeights, routing: Routing) -> Tensor:
 
 def add_expanded_(out_TK: Tensor, down_TQ: Tensor, weights: SpanWeights, routing: Routing) -> None:
     """Adds to `out_TK` each span's rows of `down_TQ` times its own weight."""
-    if len(routing.spans) > 1 and is_grouped(out_TK):
-        from lora_rl.trainer.row_kernels import add_expanded_
+    if has_kernels(out_TK):
+        from lora_rl.trainer import row_kernels
 
-        add_expanded_(out_TK, down_TQ, weights.stacked_SQK, routing.tiles_X3)
+        row_kernels.add_expanded_(out_TK, down_TQ, weights.stacked_SQK, routing.tiles_X3)
         return
     parts = zip(out_TK.split(routing.sizes), down_TQ.split(routing.sizes), weights.of_span, strict=True)
     for out_tK, down_tQ, weight_QK in parts:
@@ -144,6 +150,11 @@ def padded_last(values: Tensor, width: int) -> Tensor:
     """`values` with zeros after its last dimension, up to `width`."""
     # padding by nothing would be a copy
     return values if values.shape[-1] == width else F.pad(values, (0, width - values.shape[-1]))
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether rows `x` have kernels of ours: on CUDA in half precision."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and len(x) > 0
 
 
 def is_grouped(x: Tensor) -> bool:

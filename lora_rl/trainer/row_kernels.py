@@ -1,4 +1,8 @@
-"""Triton kernels for packed rows that belong to different adapters. Triton comes with torch where that has CUDA."""
+"""Triton kernels for packed rows that belong to different adapters. Triton comes with torch where that has CUDA.
+
+A row is read and written once whatever the number of spans; a product for each span takes as long to start as to run.
+A row's sums are the same bits whatever rows stand beside it.
+"""
 
 from typing import Any
 
@@ -8,18 +12,21 @@ from torch import Tensor
 
 from lora_rl.trainer.lora_rows import TILE_ROWS
 
-TILE_COLUMNS = 128
 MOST_INNER = 64
-NUM_WARPS = 8
+NUM_WARPS = 4
+EXPAND_COLUMNS = 128
+PROJECT_STEP = 128
+"""Columns of the input that are loaded at a time."""
+PROJECT_STAGES = 3
+"""Of them so many are under way: the kernel waits for memory, not for products."""
 
 
 def add_expanded_(out_TK: Tensor, down_TQ: Tensor, weights_SQK: Tensor, tiles_X3: Tensor) -> None:
     """Adds to each row of `out_TK` its row of `down_TQ` times the weight of its span, rounded once.
 
-    A row is read and written once whatever the number of spans; one product for each span takes as long to start as to
-    run. `tiles_X3` is that of `Routing`. Last dimensions are contiguous.
+    `tiles_X3` is that of `Routing`. Last dimensions are contiguous.
     """
-    grid = (triton.cdiv(out_TK.shape[1], TILE_COLUMNS), len(tiles_X3))
+    grid = (triton.cdiv(out_TK.shape[1], EXPAND_COLUMNS), len(tiles_X3))
     kernel: Any = _add_expanded[grid]
     kernel(
         out_TK,
@@ -33,10 +40,44 @@ def add_expanded_(out_TK: Tensor, down_TQ: Tensor, weights_SQK: Tensor, tiles_X3
         weights_SQK.stride(0),
         weights_SQK.stride(1),
         ROWS=TILE_ROWS,
-        COLUMNS=TILE_COLUMNS,
-        INNER=min(MOST_INNER, max(16, triton.next_power_of_2(down_TQ.shape[1]))),
+        COLUMNS=EXPAND_COLUMNS,
+        INNER=low_width(down_TQ.shape[1]),
         num_warps=NUM_WARPS,
     )
+
+
+def project(x_TK: Tensor, weights_SQK: Tensor, tiles_X3: Tensor) -> Tensor:
+    """Each row of `x_TK` times the weight of its span, transposed: [T, Q].
+
+    `tiles_X3` is that of `Routing`, and covers all rows. The last dimension of the weights is contiguous.
+    """
+    out_TQ = x_TK.new_empty(len(x_TK), weights_SQK.shape[1])
+    columns = low_width(weights_SQK.shape[1])
+    kernel: Any = _project[(triton.cdiv(weights_SQK.shape[1], columns), len(tiles_X3))]
+    kernel(
+        out_TQ,
+        x_TK,
+        weights_SQK,
+        tiles_X3,
+        x_TK.shape[1],
+        weights_SQK.shape[1],
+        out_TQ.stride(0),
+        x_TK.stride(0),
+        x_TK.stride(1),
+        weights_SQK.stride(0),
+        weights_SQK.stride(1),
+        ROWS=TILE_ROWS,
+        COLUMNS=columns,
+        INNER=PROJECT_STEP,
+        num_warps=NUM_WARPS,
+        num_stages=PROJECT_STAGES,
+    )
+    return out_TQ
+
+
+def low_width(height: int) -> int:
+    """How much of a weight's height, a rank or a few, a program takes at a time; a product's least is 16."""
+    return min(MOST_INNER, max(16, triton.next_power_of_2(height)))
 
 
 @triton.jit
@@ -72,3 +113,39 @@ def _add_expanded(
     place = out_TK + rows.to(tl.int64) * out_stride + columns
     sums = tl.load(place, mask=mask, other=0.0).to(tl.float32) + total
     tl.store(place, sums.to(out_TK.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _project(
+    out_TQ,
+    x_TK,
+    weights_SQK,
+    tiles_X3,
+    num_inner,
+    num_columns,
+    out_stride,
+    x_stride,
+    x_step,
+    weights_stride,
+    weight_stride,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+):
+    tile = tiles_X3 + 3 * tl.program_id(1)
+    span, start, stop = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    rows = start + tl.arange(0, ROWS)[:, None]
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None]
+    weight_QK = weights_SQK + span.to(tl.int64) * weights_stride
+    x_rows = x_TK + rows.to(tl.int64) * x_stride
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for first in range(0, num_inner, INNER):
+        inner = first + tl.arange(0, INNER)
+        x_mask = (rows < stop) & (inner < num_inner)[None]
+        weight_mask = (inner < num_inner)[:, None] & (columns < num_columns)
+        x = tl.load(x_rows + inner[None] * x_step, mask=x_mask, other=0.0)
+        weight = tl.load(weight_QK + columns * weight_stride + inner[:, None], mask=weight_mask, other=0.0)
+        total = tl.dot(x, weight, total, input_precision="ieee")
+    mask = (rows < stop) & (columns < num_columns)
+    place = out_TQ + rows.to(tl.int64) * out_stride + columns
+    tl.store(place, total.to(out_TQ.dtype.element_ty), mask=mask)

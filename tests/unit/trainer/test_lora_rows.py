@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from lora_rl.trainer import lora_rows
@@ -53,23 +54,27 @@ def test_the_outer_product_takes_each_span_s_own_rows_and_height():
         assert not product_QK[height:].any()
 
 
-def test_grouped_products_are_those_span_by_span(monkeypatch):
-    x_TK, weights = _draw(9, 16).bfloat16(), _weights(16, (16, None, 32))
-    weights = SpanWeights(
-        of_span=[weight_QK if weight_QK is None else weight_QK.bfloat16() for weight_QK in weights.of_span]
-    )
-    y_TQ, heights = _draw(9, 32, seed=1).bfloat16(), (32, 32, 32)
-    plain = project(x_TK, weights, ROUTING), outer(y_TQ, x_TK, ROUTING, heights)
+def test_grouped_outer_products_are_those_span_by_span(monkeypatch):
+    x_TK, y_TQ, heights = _draw(9, 16).bfloat16(), _draw(9, 32, seed=1).bfloat16(), (32, 32, 32)
+    plain = outer(y_TQ, x_TK, ROUTING, heights)
     monkeypatch.setattr(lora_rows, "is_grouped", lambda x: True)
-    grouped = project(x_TK, weights, ROUTING), outer(y_TQ, x_TK, ROUTING, heights)
-    for ours, theirs in zip(grouped, plain, strict=True):
-        assert (ours - theirs).abs().max() <= 2**-7 * theirs.abs().max()
+    grouped = outer(y_TQ, x_TK, ROUTING, heights)
+    assert (grouped - plain).abs().max() <= 2**-7 * plain.abs().max()
+
+
+@pytest.mark.parametrize("heights", [(3,), (2, 2, 2), (2, None, 4)])
+def test_weights_are_stacked_with_zeros_where_a_span_has_nothing(heights):
+    weights = _weights(6, heights)
+    assert weights.stacked_SQK.shape == (len(heights), max(filter(None, heights)), 6)
+    for stacked_QK, weight_QK, height in zip(weights.stacked_SQK, weights.of_span, weights.heights, strict=True):
+        assert not stacked_QK[height:].any()
+        assert weight_QK is None or torch.equal(stacked_QK[:height], weight_QK)
 
 
 def test_tiles_cover_the_rows_of_each_span_once():
-    spans = (Span(slot=3, start=0, stop=300), Span(slot=4, start=300, stop=301))
+    spans = (Span(slot=3, start=0, stop=130), Span(slot=4, start=130, stop=131))
     tiles = Routing.of(spans, torch.device("cpu")).tiles_X3.tolist()
-    assert tiles == [[0, 0, 128], [0, 128, 256], [0, 256, 300], [1, 300, 301]]
+    assert tiles == [[0, 0, 64], [0, 64, 128], [0, 128, 130], [1, 130, 131]]
 
 
 def test_a_seeded_stream_follows_from_its_text():

@@ -1,10 +1,13 @@
 """The Triton kernels without a GPU: in Triton's interpreter, and compiled for one."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import triton
@@ -17,12 +20,12 @@ from lora_rl.trainer.lora_rows import TILE_ROWS
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_kernel_adds_what_the_loop_adds():
+def test_the_kernels_give_what_the_loops_give():
     # The interpreter must be on before Triton is imported: in a process of its own.
     code = """
         import torch
-        from lora_rl.trainer.lora_rows import Routing, Span, SpanWeights, add_expanded_
-        from lora_rl.trainer.row_kernels import add_expanded_ as by_kernel
+        from lora_rl.trainer import row_kernels
+        from lora_rl.trainer.lora_rows import Routing, Span, SpanWeights, add_expanded_, project
 
         torch.manual_seed(0)
         stops = (0, 1, 130, 300)
@@ -36,25 +39,40 @@ def test_the_kernel_adds_what_the_loop_adds():
                 down[span.rows, height:] = 0
             looped, kernel = before.clone(), before.clone()
             add_expanded_(looped, down, weights, routing)
-            by_kernel(kernel, down, weights.stacked_SQK, routing.tiles_X3)
+            row_kernels.add_expanded_(kernel, down, weights.stacked_SQK, routing.tiles_X3)
             print((looped - kernel).abs().max().item(), (looped - before).abs().max().item())
+            # Rows side by side, one below the other, and all the same, as the gradient of a sum is.
+            same, gradient = before[:1].expand(300, -1), torch.ones(()).expand(300, columns)
+            for rows in (before, before.T.contiguous().T, same, gradient):
+                looped = project(rows, weights, routing)
+                kernel = row_kernels.project(rows, weights.stacked_SQK, routing.tiles_X3)
+                print((looped - kernel).abs().max().item(), looped.abs().max().item())
     """
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     differences = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
-    assert len(differences) == 3
-    assert all(between < 1e-4 and added > 1 for between, added in differences)
+    assert len(differences) == 15
+    assert all(between < 1e-4 and size > 1 for between, size in differences)
 
 
-@pytest.mark.parametrize("inner", [16, 64])
-def test_the_kernel_compiles_for_a_hopper_card(inner: int):
-    types = dict.fromkeys(("out_TK", "down_TQ", "weights_SQK"), "*bf16") | {"tiles_X3": "*i32"}
-    numbers = ("num_inner", "num_columns", "out_stride", "down_stride", "weights_stride", "weight_stride")
-    sizes = {"ROWS": TILE_ROWS, "COLUMNS": row_kernels.TILE_COLUMNS, "INNER": inner}
-    signature = types | dict.fromkeys(numbers, "i32") | dict.fromkeys(sizes, "constexpr")
-    source = ASTSource(fn=row_kernels._add_expanded, signature=signature, constexprs=sizes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": row_kernels.NUM_WARPS})
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("height", [16, 64])
+def test_the_kernels_compile_for_a_hopper_card(height: int, dtype: str):
+    sizes = {"ROWS": TILE_ROWS, "COLUMNS": row_kernels.EXPAND_COLUMNS, "INNER": height}
+    _compiles(row_kernels._add_expanded, sizes, dtype, num_stages=3)
+    sizes = {"ROWS": TILE_ROWS, "COLUMNS": height, "INNER": row_kernels.PROJECT_STEP}
+    _compiles(row_kernels._project, sizes, dtype, num_stages=row_kernels.PROJECT_STAGES)
+
+
+def _compiles(kernel: Any, sizes: Mapping[str, int], dtype: str, num_stages: int) -> None:
+    types = dict.fromkeys(kernel.arg_names, "i32") | {"tiles_X3": "*i32"} | dict.fromkeys(sizes, "constexpr")
+    matrices = [name for name in kernel.arg_names if re.search("_S?[TQ][QK]+$", name)]
+    assert len(matrices) == 3
+    signature = types | dict.fromkeys(matrices, f"*{dtype}")
+    options = {"num_warps": row_kernels.NUM_WARPS, "num_stages": num_stages}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=dict(sizes))
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert "mma" in compiled.asm["ptx"], "its product does not run on the tensor cores"
     assert compiled.asm["cubin"]
