@@ -16,6 +16,9 @@ logger = logging.getLogger("lora_rl.trainer")
 HOPPER = 9
 """Compute capability of the first card that FlashAttention 4 is made for."""
 
+FLASH_4_SIZES = (32, 64, 128)
+"""Head sizes that its forward and backward passes were tried with. At 16 its compiler fails in the backward pass."""
+
 
 def causal_varlen_attention(
     query_FHE: Tensor,
@@ -30,7 +33,7 @@ def causal_varlen_attention(
 
     `ends` are the cumulative numbers of queries and keys from 0, int32; `most` the largest numbers.
     """
-    kernel = _flash_4()
+    kernel = _flash_4() if query_FHE.shape[-1] in FLASH_4_SIZES else None
     if kernel is None:
         return _flash_2(query_FHE, key_FGE, value_FGE, ends, most, scale)
     output_FHE, _ = kernel(

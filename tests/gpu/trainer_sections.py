@@ -133,7 +133,7 @@ def _varlen_against_buckets(found: Findings) -> None:
             asks.append(Ask(queries=response, keys=[*prompt, *response]))
             row += length
     draw = torch.Generator(device).manual_seed(0)
-    for heads, groups, size in ((9, 3, 64), (16, 8, 128), (4, 4, 32)):
+    for heads, groups, size in ((9, 3, 64), (16, 8, 128), (4, 4, 32), (4, 2, 16)):
         inputs = [
             torch.randn(row, count, size, generator=draw, device=device, dtype=torch.bfloat16)
             for count in (heads, groups, groups)
