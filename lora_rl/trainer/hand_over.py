@@ -1,8 +1,6 @@
 """An adapter's weights into memory that engines of this host share: one cast, one copy off the device."""
 
-import json
 import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,8 +9,7 @@ from torch import Tensor
 
 from lora_rl.store.handover import CONFIG, WEIGHTS, ring_directory
 from lora_rl.store.shared_file import SharedFiles
-
-SAFETENSORS_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+from lora_rl.trainer.tensor_bytes import header
 
 
 class HandOver:
@@ -24,14 +21,14 @@ class HandOver:
     def write(self, name: str, version: int, tensors: Mapping[str, Tensor], config: bytes, dtype: torch.dtype) -> Path:
         """A PEFT directory in shared memory with `tensors`, by their PEFT names, cast to `dtype`."""
         directory = ring_directory(name, version)
-        header = _header(tensors, dtype)
+        head = header(tensors, dtype, {"format": "pt"})
         size = sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
         (directory / CONFIG).write_bytes(config)
         path = directory / WEIGHTS
-        _make(path, len(header) + size)
+        _make(path, len(head) + size)
         file = self._files.hold(path)
-        file.memory[: len(header)] = header
-        data = file.bytes_N[len(header) :].view(dtype)
+        file.memory[: len(head)] = head
+        data = file.bytes_N[len(head) :].view(dtype)
         first = next(iter(tensors.values()))
         flat = data if first.device.type == "cpu" else torch.empty(data.shape, dtype=dtype, device=first.device)
         parts = flat.split([tensor.numel() for tensor in tensors.values()])
@@ -50,19 +47,3 @@ def _make(path: Path, size: int) -> None:
         path.unlink()
     with path.open("r+b" if path.exists() else "w+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
-
-
-def _header(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
-    """Length and header of a safetensors file, padded so that the data begin at a multiple of 8 bytes."""
-    entries, offset = {}, 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.numel() * dtype.itemsize
-        entries[name] = {
-            "dtype": SAFETENSORS_TYPES[dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps({"__metadata__": {"format": "pt"}} | entries).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text

@@ -19,19 +19,17 @@ from lora_rl.trainer.init_adapter import differences_from
 from lora_rl.trainer.peft_config import PREFIX, WEIGHTS_FILE, read_bytes, read_peft
 from lora_rl.trainer.state_io import check_shapes
 from lora_rl.trainer.targets import fused_layer, short_names
+from lora_rl.trainer.tensor_bytes import encode_tensors
+from lora_rl.trainer.transfer import on_host
 
 
 def export_peft(
     lora: Lora, adapter: AdapterConfig, weights: Mapping[str, Tensor], *, num_layers: int, base_model_name: str
 ) -> tuple[bytes, bytes]:
     """Bytes of a PEFT directory's weights and config, from whole tensors. Raises DataError for an empty adapter."""
-    # Each projection gets its own copy of a shared A: safetensors refuses two names for the same memory.
-    tensors = {
-        name: weight.to("cpu", torch.float32, copy=True).contiguous()
-        for name, weight in peft_tensors(lora, adapter, weights).items()
-    }
+    tensors = on_host(peft_tensors(lora, adapter, weights))
     config = peft_config(lora, adapter, num_layers=num_layers, base_model_name=base_model_name)
-    return safetensors.torch.save(tensors, metadata={"format": "pt"}), config
+    return encode_tensors(tensors, {"format": "pt"}), config
 
 
 def peft_tensors(lora: Lora, adapter: AdapterConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from lora_rl.trainer.pipeline import on_first_rank
 from lora_rl.trainer.slot_bank import SlotBank
 from lora_rl.trainer.slot_optimizer import SlotOptimizer
 from lora_rl.trainer.state_io import MOMENTS, TrainState
+from lora_rl.trainer.transfer import copy_to_host, wait_for_copies
 
 
 @dataclass(kw_only=True)
@@ -130,8 +131,8 @@ class SlotTable:
 
     def snapshot(self, tenant: Tenant) -> TrainState:
         """The tenant's state on rank 0, one without tensors on other ranks. All ranks must call it."""
-        optimizer, keep = tenant.optimizer, _on_host
-        return TrainState(
+        optimizer, keep = tenant.optimizer, copy_to_host
+        state = TrainState(
             lora=tenant.lora,
             clock=optimizer.clock,
             seed=tenant.seed,
@@ -139,6 +140,8 @@ class SlotTable:
             weights=self._whole(tenant, lambda p: p.value, keep=keep),
             moments={moment: self._whole(tenant, partial(optimizer.moment, moment), keep=keep) for moment in MOMENTS},
         )
+        wait_for_copies(self._model.device)
+        return state
 
     def _whole(
         self, tenant: Tenant, part: Callable[[SlotParameter], Tensor], *, keep: Callable[[Tensor], Tensor]
@@ -151,8 +154,3 @@ class SlotTable:
             self._model.groups,
             keep,
         )
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    """A copy that no later step changes."""
-    return tensor.to("cpu", copy=True)

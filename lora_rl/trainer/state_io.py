@@ -18,6 +18,7 @@ from torch import Tensor
 from lora_rl.errors import DataError
 from lora_rl.store.canonical import canonical_json
 from lora_rl.trainer.adapter import Clock, Lora
+from lora_rl.trainer.tensor_bytes import encode_tensors
 
 METADATA_KEY = "lora_rl.train_state"
 FORMAT = 1
@@ -44,7 +45,7 @@ class TrainState:
 def encode_state(state: TrainState) -> bytes:
     """The blob of `state`."""
     parts = {"weights": state.weights, **state.moments}
-    tensors = {f"{part}/{name}": value.contiguous() for part, named in parts.items() for name, value in named.items()}
+    tensors = {f"{part}/{name}": value for part, named in parts.items() for name, value in named.items()}
     facts = {
         "format": FORMAT,
         "lora": asdict(state.lora),
@@ -52,8 +53,7 @@ def encode_state(state: TrainState) -> bytes:
         "seed": state.seed,
         "base": state.base,
     }
-    # The writer keeps metadata in a hash map: a second key would come in any order.
-    return safetensors.torch.save(tensors, metadata={METADATA_KEY: canonical_json(facts).decode()})
+    return encode_tensors(tensors, {METADATA_KEY: canonical_json(facts).decode()})
 
 
 def decode_state(data: bytes, source: str) -> TrainState:

@@ -1,6 +1,6 @@
-"""Host values on the way to the device."""
+"""Values between host and device, without a wait for each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,3 +10,22 @@ def on_device(values: Tensor | Sequence[int] | Sequence[float], device: torch.de
     """`values` on `device`, in stream order: the host waits for nothing that a GPU still has to do."""
     tensor = torch.as_tensor(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` on the CPU, whole. One that is there already is itself, no copy."""
+    copies = {name: tensor.detach().to("cpu", non_blocking=True) for name, tensor in tensors.items()}
+    for device in {tensor.device for tensor in tensors.values()}:
+        wait_for_copies(device)
+    return copies
+
+
+def copy_to_host(tensor: Tensor) -> Tensor:
+    """A copy on the CPU that no later step changes; from a GPU it is whole after `wait_for_copies`."""
+    return tensor.detach().to("cpu", non_blocking=True, copy=True)
+
+
+def wait_for_copies(device: torch.device) -> None:
+    """Until all copies to the host that were begun are whole."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
