@@ -34,7 +34,8 @@ def reduce_gradients(
     with the same parameters in order.
     """
     whole = [parameter.value for parameter in parameters if parameter.split_dim is None]
-    _sum_in_place([gradients[value] for value in whole if value in gradients], groups.tp)
+    if groups.tp.size() > 1:
+        _sum_in_place([gradients[value] for value in whole if value in gradients], groups.tp)
     if groups.dp.size() > 1:
         for parameter in parameters:
             if parameter.value not in gradients:

@@ -46,7 +46,7 @@ class Routing:
     """Whose rows a packed batch has: spans that cover all rows, or none where every adapter is off."""
 
     spans: tuple[Span, ...]
-    ends: Tensor
+    ends_S: Tensor
     """Where each span stops, int32, on the device."""
     tiles_X3: Tensor
     """X groups of at most `TILE_ROWS` rows of one span: its number, first row and stop; int32, on the device."""
@@ -61,7 +61,7 @@ class Routing:
         ]
         return cls(
             spans=spans,
-            ends=on_device(stops, device),
+            ends_S=on_device(stops, device),
             tiles_X3=on_device(torch.tensor(tiles, dtype=torch.int32).view(-1, 3), device),
         )
 
@@ -125,14 +125,44 @@ def add_expanded_(out_TK: Tensor, down_TQ: Tensor, weights: SpanWeights, routing
 
 
 def outer(y_TQ: Tensor, x_TK: Tensor, routing: Routing, heights: Sequence[int]) -> Tensor:
-    """The product of each span's rows of `y_TQ`, transposed, and `x_TK`: [spans, Q, K], zeros below its own height."""
-    if len(routing.spans) > 1 and is_grouped(x_TK):
-        return grouped_mm(y_TQ.T, x_TK, routing.ends)
+    """The product of each span's rows of `y_TQ`, transposed, and `x_TK`, in float32: [S, Q, K].
+
+    It is zero below the span's own height, as there `y_TQ` is.
+    """
+    if has_kernels(x_TK) and len(routing.spans) == 1:
+        # cuBLAS shares one span's rows out over the card.
+        product: Any = torch.mm
+        return product(y_TQ.T, x_TK, out_dtype=torch.float32)[None]
+    shape = len(routing.spans), y_TQ.shape[1], x_TK.shape[1]
+    if has_kernels(x_TK):
+        from lora_rl.trainer import row_kernels
+
+        out_SQK = x_TK.new_empty(shape, dtype=torch.float32)
+        row_kernels.write_outer(out_SQK, y_TQ, x_TK, routing.ends_S)
+        return out_SQK
+    out_SQK = x_TK.new_zeros(shape, dtype=torch.float32)
     parts = zip(y_TQ.split(routing.sizes), x_TK.split(routing.sizes), heights, strict=True)
-    out_SQK = x_TK.new_zeros(len(routing.spans), y_TQ.shape[1], x_TK.shape[1])
     for out_QK, (y_tQ, x_tK, height) in zip(out_SQK, parts, strict=True):
         out_QK[:height] = first_columns(y_tQ, height).T @ x_tK
     return out_SQK
+
+
+def outer_blocks(
+    y_TQ: Tensor, x_TK: Tensor, routing: Routing, heights: Sequence[int], blocks: Sequence[tuple[slice, slice]]
+) -> list[Tensor]:
+    """Blocks of `outer`, by their rows and columns, each transposed and contiguous: [S, its columns, its rows]."""
+    if not has_kernels(x_TK) or len(routing.spans) == 1:
+        product_SQK = outer(y_TQ, x_TK, routing, heights)
+        return [product_SQK[:, rows, columns].mT.contiguous() for rows, columns in blocks]
+    from lora_rl.trainer import row_kernels
+
+    products = []
+    for rows, columns in blocks:
+        y_TR, x_TN = y_TQ[:, rows], x_TK[:, columns]
+        out_SNR = x_TK.new_empty(len(routing.spans), x_TN.shape[1], y_TR.shape[1], dtype=torch.float32)
+        row_kernels.write_outer(out_SNR.mT, y_TR, x_TN, routing.ends_S)
+        products.append(out_SNR)
+    return products
 
 
 def first_columns(values: Tensor, width: int) -> Tensor:

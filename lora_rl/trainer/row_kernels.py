@@ -19,6 +19,10 @@ PROJECT_STEP = 128
 """Columns of the input that are loaded at a time."""
 PROJECT_STAGES = 3
 """Of them so many are under way: the kernel waits for memory, not for products."""
+OUTER_ROWS = 64
+"""Loaded at a time, `OUTER_STAGES` times under way."""
+OUTER_COLUMNS = 128
+OUTER_STAGES = 4
 
 
 def add_expanded_(out_TK: Tensor, down_TQ: Tensor, weights_SQK: Tensor, tiles_X3: Tensor) -> None:
@@ -73,6 +77,33 @@ def project(x_TK: Tensor, weights_SQK: Tensor, tiles_X3: Tensor) -> Tensor:
         num_stages=PROJECT_STAGES,
     )
     return out_TQ
+
+
+def write_outer(out_SQK: Tensor, y_TQ: Tensor, x_TK: Tensor, ends_S: Tensor) -> None:
+    """Puts into `out_SQK`, in float32, the product of each span's rows of `y_TQ`, transposed, and `x_TK`.
+
+    `ends_S` is that of `Routing`. The last dimension of `y_TQ` is contiguous. A program takes all rows of a span, so
+    that its sum has one order; where spans are few, columns still make programs enough to keep the memory busy.
+    """
+    num_spans, num_low, num_columns = out_SQK.shape
+    low = low_width(num_low)
+    kernel: Any = _outer[(triton.cdiv(num_low, low), triton.cdiv(num_columns, OUTER_COLUMNS), num_spans)]
+    kernel(
+        out_SQK,
+        y_TQ,
+        x_TK,
+        ends_S,
+        num_low,
+        num_columns,
+        *out_SQK.stride(),
+        y_TQ.stride(0),
+        *x_TK.stride(),
+        ROWS=OUTER_ROWS,
+        COLUMNS=OUTER_COLUMNS,
+        LOW=low,
+        num_warps=NUM_WARPS,
+        num_stages=OUTER_STAGES,
+    )
 
 
 def low_width(height: int) -> int:
@@ -149,3 +180,39 @@ def _project(
     mask = (rows < stop) & (columns < num_columns)
     place = out_TQ + rows.to(tl.int64) * out_stride + columns
     tl.store(place, total.to(out_TQ.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _outer(
+    out_SQK,
+    y_TQ,
+    x_TK,
+    ends_S,
+    num_low,
+    num_columns,
+    out_stride,
+    out_row,
+    out_step,
+    y_stride,
+    x_stride,
+    x_step,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    LOW: tl.constexpr,
+):
+    span = tl.program_id(2)
+    start, stop = tl.load(ends_S + span - 1, mask=span > 0, other=0), tl.load(ends_S + span)
+    low = tl.program_id(0) * LOW + tl.arange(0, LOW)[None]
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    # Stands transposed: the tensor cores take 64 columns at a time, and ranks are lower.
+    total = tl.zeros((COLUMNS, LOW), dtype=tl.float32)
+    for first in range(start, stop, ROWS):
+        rows = first + tl.arange(0, ROWS)[:, None]
+        y_mask = (rows < stop) & (low < num_low)
+        x_mask = (rows < stop) & (columns < num_columns)[None]
+        y = tl.load(y_TQ + rows.to(tl.int64) * y_stride + low, mask=y_mask, other=0.0)
+        x = tl.load(x_TK + rows.to(tl.int64) * x_stride + columns[None] * x_step, mask=x_mask, other=0.0)
+        total = tl.dot(x.T, y, total, input_precision="ieee")
+    mask = (low < num_low) & (columns < num_columns)[:, None]
+    place = out_SQK + span.to(tl.int64) * out_stride + low * out_row + columns[:, None] * out_step
+    tl.store(place, total, mask=mask)

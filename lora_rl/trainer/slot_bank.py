@@ -17,7 +17,7 @@ from lora_rl.trainer.gradients import SlotParameter, reduce_gradients
 from lora_rl.trainer.lora_rows import Routing, Span, seeded_generator
 from lora_rl.trainer.model import FrozenModel
 from lora_rl.trainer.slot_experts import ExpertLinear, ExpertPair
-from lora_rl.trainer.slot_lora import Fused, SlotLoraLinear, SlotWeights
+from lora_rl.trainer.slot_lora import Fused, Place, SlotLoraLinear, SlotWeights
 from lora_rl.trainer.targets import EXPERTS, LAYERS, MEGATRON_BLOCKS, of_experts
 from lora_rl.trainer.transfer import on_device
 
@@ -151,19 +151,23 @@ class SlotBank:
         """
         slots = list(loss_scales)
         gradients: dict[nn.Parameter, Tensor] = {}
+        scalings: dict[tuple[int, ...], Tensor] = {}
         for layer in dict.fromkeys(self._layers.values()):
-            for holders, (a_grad_SQK, b_grad_SQN) in layer.gradients.take().items():
-                scalings = [self._slots[slot][0].scaling if slot in layer.slots else 0.0 for slot in holders]
-                b_grad_SQN.mul_(on_device(scalings, b_grad_SQN.device)[:, None, None])
-                for master, gradient in _gradients(layer, holders, a_grad_SQK, b_grad_SQN):
+            for holders, (a_grad_SQK, b_grads) in layer.gradients.take().items():
+                if holders not in scalings:
+                    scalings[holders] = on_device([self._slots[slot][0].scaling for slot in holders], a_grad_SQK.device)
+                for b_grad_SNR in b_grads.values():
+                    b_grad_SNR.mul_(scalings[holders][:, None, None])
+                for master, gradient in _gradients(layer, holders, a_grad_SQK, b_grads):
                     gradients[master] = gradients[master] + gradient if master in gradients else gradient
         for pair in (pair for slot in slots for pair in self._pairs_of(slot)):
             for master, gradient in pair.take_gradients().items():
                 gradients[master] = gradients[master] + gradient if master in gradients else gradient
         for slot, scale in loss_scales.items():
-            scaled = [gradients[parameter.value] for parameter in self._slots[slot][1] if parameter.value in gradients]
-            if scale != 1 and scaled:
-                _foreach_mul_(scaled, 1 / scale)
+            if scale != 1:
+                own = [gradients[parameter.value] for parameter in self._slots[slot][1] if parameter.value in gradients]
+                if own:
+                    _foreach_mul_(own, 1 / scale)
         parameters = [parameter for slot in slots for parameter in self._slots[slot][1]]
         reduce_gradients(parameters, gradients, self._model.groups)
         for master, gradient in gradients.items():
@@ -239,21 +243,20 @@ class SlotBank:
 
 
 def _gradients(
-    layer: SlotLoraLinear, slots: tuple[int, ...], a_grad_SQK: Tensor, b_grad_SQN: Tensor
+    layer: SlotLoraLinear, slots: tuple[int, ...], a_grad_SQK: Tensor, b_grads: Mapping[Place, Tensor]
 ) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """Each master of the slots with its gradient."""
-    # One copy for all slots that have a B in the same place: slots are many, and a copy each would cost more.
-    copies: dict[str, Tensor] = {}
+    # Taken apart once for all slots that have a block in the same place: slots are many.
+    of_place = {place: b_grad_SNR.unbind() for place, b_grad_SNR in b_grads.items()}
     for number, slot in enumerate(slots):
         if slot not in layer.slots:
             continue
         for block in layer.slots[slot].a_blocks:
-            yield block.master, a_grad_SQK[number, block.rows]
+            if block.place not in of_place:
+                of_place[block.place] = a_grad_SQK[:, block.rows].unbind()
+            yield block.master, of_place[block.place][number]
         for block in layer.slots[slot].b_blocks:
-            place = f"{block.rows} {block.columns}"
-            if place not in copies:
-                copies[place] = b_grad_SQN[:, block.rows, block.columns].transpose(1, 2).contiguous()
-            yield block.master, copies[place][number]
+            yield block.master, of_place[block.place][number]
 
 
 def _joined(share: Tensor, split_dim: int, group: Any) -> Tensor:

@@ -29,10 +29,14 @@ from lora_rl.trainer.lora_rows import (
     SpanWeights,
     add_expanded_,
     outer,
+    outer_blocks,
     project,
     seeded_generator,
 )
 from lora_rl.trainer.megatron_compat import mappings
+
+Place = tuple[int, int, int | None, int | None]
+"""First row and stop of a block, then its first column and stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,10 @@ class Block:
     master: nn.Parameter
     rows: slice
     columns: slice = field(default_factory=lambda: slice(None))
+
+    @functools.cached_property
+    def place(self) -> Place:
+        return self.rows.start, self.rows.stop, self.columns.start, self.columns.stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,17 +94,19 @@ class GradientStacks:
     """What backward passes have left of a layer's slots, in float32: one stack for all slots of a micro-batch."""
 
     def __init__(self) -> None:
-        self._stacks: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        self._stacks: dict[tuple[int, ...], tuple[Tensor, dict[Place, Tensor]]] = {}
 
-    def add(self, slots: tuple[int, ...], a_grad_SQK: Tensor, b_grad_SQN: Tensor) -> None:
-        if slots in self._stacks:
-            for stack, gradient in zip(self._stacks[slots], (a_grad_SQK, b_grad_SQN), strict=True):
-                stack.add_(gradient)
-        else:
-            self._stacks[slots] = a_grad_SQK.float(), b_grad_SQN.float()
+    def add(self, slots: tuple[int, ...], a_grad_SQK: Tensor, b_grads: dict[Place, Tensor]) -> None:
+        if slots not in self._stacks:
+            self._stacks[slots] = a_grad_SQK, b_grads
+            return
+        a_stack_SQK, b_stacks = self._stacks[slots]
+        a_stack_SQK.add_(a_grad_SQK)
+        for place, b_grad_SNR in b_grads.items():
+            b_stacks[place].add_(b_grad_SNR)
 
-    def take(self) -> dict[tuple[int, ...], tuple[Tensor, Tensor]]:
-        """By slots, the gradients of their A's and of their scaled B's transposed; nothing is left."""
+    def take(self) -> dict[tuple[int, ...], tuple[Tensor, dict[Place, Tensor]]]:
+        """By slots, the gradients of their A's, and by place [S, N, R] those of their scaled B's; nothing is left."""
         stacks, self._stacks = self._stacks, {}
         return stacks
 
@@ -171,6 +181,12 @@ class _Lora:
         return SpanWeights(of_span=[slot and slot.b_QN for slot in self.slots])
 
     @functools.cached_property
+    def b_blocks(self) -> dict[Place, tuple[slice, slice]]:
+        """Rows and columns of each block of a B that any span has: in between, gradients are thrown away."""
+        blocks = [block for slot in self.slots if slot for block in slot.b_blocks]
+        return {block.place: (block.rows, block.columns) for block in blocks}
+
+    @functools.cached_property
     def dropping(self) -> list[tuple[int, Span, SlotWeights]]:
         """Spans under dropout, with their number."""
         numbered = enumerate(zip(self.routing.spans, self.slots, strict=True))
@@ -204,7 +220,7 @@ class _SlotLinear(torch.autograd.Function):
         lora: _Lora = ctx.lora
         grad_down_TQ = project(grad_TN, lora.b, lora.routing)
         a_grad_SQK = outer(grad_down_TQ, x_TK, lora.routing, lora.a.heights)
-        b_grad_SQN = outer(down_TQ, grad_TN, lora.routing, lora.b.heights)
+        b_grads = outer_blocks(down_TQ, grad_TN, lora.routing, lora.b.heights, list(lora.b_blocks.values()))
         grad_x_TK = grad_TN @ weight_NK if ctx.needs_input_grad[0] else None
         a = list(lora.a.of_span)
         for number, span, slot in lora.dropping:
@@ -216,7 +232,8 @@ class _SlotLinear(torch.autograd.Function):
                     grad_x_TK[span.rows] += drop(grad_down_tR @ slot.a_QK[block.rows])
         if grad_x_TK is not None:
             add_expanded_(grad_x_TK, grad_down_TQ, SpanWeights(of_span=a) if lora.dropping else lora.a, lora.routing)
-        lora.gradients.add(tuple(span.slot for span in lora.routing.spans), a_grad_SQK, b_grad_SQN)
+        slots = tuple(span.slot for span in lora.routing.spans)
+        lora.gradients.add(slots, a_grad_SQK, dict(zip(lora.b_blocks, b_grads, strict=True)))
         return grad_x_TK, None, None, None, None
 
 

@@ -1,8 +1,16 @@
 import pytest
 import torch
 
-from lora_rl.trainer import lora_rows
-from lora_rl.trainer.lora_rows import Routing, Span, SpanWeights, add_expanded_, outer, project, seeded_generator
+from lora_rl.trainer.lora_rows import (
+    Routing,
+    Span,
+    SpanWeights,
+    add_expanded_,
+    outer,
+    outer_blocks,
+    project,
+    seeded_generator,
+)
 from tests.tolerances import FORMULA
 
 SPANS = (Span(slot=0, start=0, stop=3), Span(slot=2, start=3, stop=4), Span(slot=5, start=4, stop=9))
@@ -54,12 +62,18 @@ def test_the_outer_product_takes_each_span_s_own_rows_and_height():
         assert not product_QK[height:].any()
 
 
-def test_grouped_outer_products_are_those_span_by_span(monkeypatch):
-    x_TK, y_TQ, heights = _draw(9, 16).bfloat16(), _draw(9, 32, seed=1).bfloat16(), (32, 32, 32)
-    plain = outer(y_TQ, x_TK, ROUTING, heights)
-    monkeypatch.setattr(lora_rows, "is_grouped", lambda x: True)
-    grouped = outer(y_TQ, x_TK, ROUTING, heights)
-    assert (grouped - plain).abs().max() <= 2**-7 * plain.abs().max()
+def test_blocks_of_the_outer_product_stand_transposed():
+    y_TQ, x_TK = _draw(9, 4), _draw(9, 6, seed=1)
+    whole_SQK = outer(y_TQ, x_TK, ROUTING, HEIGHTS)
+    first, second = outer_blocks(y_TQ, x_TK, ROUTING, HEIGHTS, [(slice(0, 2), slice(0, 5)), (slice(1, 4), slice(5, 6))])
+    assert torch.equal(first, whole_SQK[:, 0:2, 0:5].mT)
+    assert torch.equal(second, whole_SQK[:, 1:4, 5:6].mT)
+    assert first.is_contiguous()
+
+
+def test_outer_products_are_in_float32_whatever_the_rows_are():
+    y_TQ, x_TK = _draw(9, 4).bfloat16(), _draw(9, 6, seed=1).bfloat16()
+    assert outer(y_TQ, x_TK, ROUTING, HEIGHTS).dtype == torch.float32
 
 
 @pytest.mark.parametrize("heights", [(3,), (2, 2, 2), (2, None, 4)])
