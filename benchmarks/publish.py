@@ -33,7 +33,7 @@ CASES = {
     "qwen3-8b": Case(model="qwen3-8b", dtype="bfloat16", rank=32),
 }
 ON_A_CPU, ON_A_GPU = ("tiny", "smollm2"), ("smollm2", "qwen3-8b")
-STAGES = ("export", "transfer", "load", "first_token", "to first token", "store", "publish", "add_lora")
+STAGES = ("export", "transfer", "load", "first_token", "to first token", "base_token", "store", "publish", "add_lora")
 
 
 async def measure(case: Case, times: int) -> tuple[int, list[dict[str, float]]]:
@@ -84,6 +84,7 @@ async def publish(
     reply = await engine.publish(store=store, adapter=adapter)
     stages |= {**reply.seconds, "publish": time.perf_counter() - published}
     stages["to first token"] = sum(stages[stage] for stage in ("export", "transfer", "load", "first_token"))
+    stages["base_token"] = stages["probe"] - stages["first_token"]
     return stages, adapter
 
 
@@ -128,7 +129,8 @@ async def main(arguments: argparse.Namespace) -> None:
         f"Milliseconds; medians of {arguments.times} rounds after {WARM_UPS} unmeasured ones. Export: from the "
         "trainer's slot to memory that processes share, cast. Load: into vLLM's slot. Transfer: what the digest, taken "
         "meanwhile, lasts longer. First token: one by the new version, the first half of the probe. To first token: "
-        "these four in a row; slowest: the largest of these. Store: the export's blobs and digests, and the trainer's "
+        "these four in a row; slowest: the largest of these. Base token: the other half, the same token by the frozen "
+        "base, so what any token costs here. Store: the export's blobs and digests, and the trainer's "
         "probe, with a store in memory; in a run beside the load. Publish: finding the staged version, and the whole "
         "probe. add_lora: vLLM's own call in an engine without our plugin, from files in memory. Engines run eagerly."
     )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -41,7 +42,7 @@ PEAK_TFLOPS = 989.0
 """Dense bfloat16 of an H100 or H200 by its data sheet."""
 PEFT_ROWS = 4096
 """Logits of so many rows live at a time."""
-WARM_UP, LEAST, MEASURED_S = 2, 2, 1.5
+WARM_UP, LEAST, MEASURED_S = 2, 3, 1.5
 """Runs before, and the runs and seconds that are measured at least."""
 
 
@@ -121,7 +122,7 @@ class Table:
         return time.monotonic() > self._end
 
     def measure(self, name: str, shape: str, case: Case, config: Qwen3Config, run: Callable[[], Any]) -> None:
-        """Writes the mean of some runs after a warm-up, or that memory does not suffice."""
+        """Writes the median of some runs after a warm-up, or that memory does not suffice."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         try:
@@ -143,16 +144,17 @@ class Table:
 
 
 def _seconds(run: Callable[[], Any]) -> float:
-    """Of one run, on average."""
+    """Of one run, the median."""
     for _ in range(WARM_UP):
         run()
     torch.cuda.synchronize()
-    began, times = time.perf_counter(), 0
-    while times < LEAST or time.perf_counter() - began < MEASURED_S:
+    seconds: list[float] = []
+    while len(seconds) < LEAST or sum(seconds) < MEASURED_S:
+        began = time.perf_counter()
         run()
         torch.cuda.synchronize()
-        times += 1
-    return (time.perf_counter() - began) / times
+        seconds.append(time.perf_counter() - began)
+    return median(seconds)
 
 
 @contextmanager
