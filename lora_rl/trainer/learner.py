@@ -5,6 +5,7 @@ B samples of one adapter's batch; N response tokens of the adapter in a micro-ba
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from lora_rl.trainer.logprobs import token_logprobs
 from lora_rl.trainer.lora_rows import Span
 from lora_rl.trainer.loss_scale import loss_scale
 from lora_rl.trainer.model import FrozenModel
-from lora_rl.trainer.objective import TokenTerms, advantages, micro_loss, sample_weights, shaped_rewards
+from lora_rl.trainer.objective import TokenSums, TokenTerms, advantages, sample_weights, shaped_rewards, token_losses
 from lora_rl.trainer.packing import MicroBatch, pack
 from lora_rl.trainer.pipeline import Passage, Stage
 from lora_rl.trainer.slot_bank import SlotBank
@@ -74,7 +75,7 @@ class Learner:
         it alike.
         """
         batches = {job.slot: self._prepare(job) for job in jobs}
-        sums: dict[int, dict[str, Tensor]] = {job.slot: {} for job in jobs}
+        sums = TokenSums([job.slot for job in jobs])
         num_rows = 0
         for learning in (True, False):
             chosen = {
@@ -129,9 +130,7 @@ class Learner:
         self._groups.sum_spoken(scores)
         return list(by_sample)
 
-    def _run(
-        self, micro_batches: Sequence[MicroBatch], batches: Mapping[int, _Batch], sums: dict[int, dict[str, Tensor]]
-    ) -> None:
+    def _run(self, micro_batches: Sequence[MicroBatch], batches: Mapping[int, _Batch], sums: TokenSums) -> None:
         """Each micro-batch forward, and backward where gradients are on; adds to `sums`."""
         learning = torch.is_grad_enabled()
         under_way: dict[int, Passage] = {}
@@ -152,7 +151,7 @@ class Learner:
         micro_batch: MicroBatch,
         hidden_TD: Tensor,
         batches: Mapping[int, _Batch],
-        sums: dict[int, dict[str, Tensor]],
+        sums: TokenSums,
     ) -> Tensor:
         """The micro-batch's part of the loss, over all its slots, each times its `loss_scale`; adds to `sums`."""
         jobs = {slot: batch.job for slot, batch in batches.items()}
@@ -161,13 +160,16 @@ class Learner:
             # No sample, but all layers are passed, backward too, in step with other copies.
             return 0 * logp_N.sum()
         losses = []
-        for span in micro_batch.spans:
-            tokens = micro_batch.tokens_of(span.slot)
-            terms = self._terms(micro_batch, batches[span.slot], logp_N[tokens], entropy_N[tokens])
-            loss, parts = micro_loss(terms, jobs[span.slot].algorithm)
-            losses.append(batches[span.slot].loss_scale * loss)
-            for name, part in parts.items():
-                sums[span.slot][name] = sums[span.slot].get(name, 0) + part
+        for alike in _alike(micro_batch, batches):
+            own = [micro_batch.tokens_of(batch.job.slot) for batch in alike]
+            lengths, tokens = [each.stop - each.start for each in own], slice(own[0].start, own[-1].stop)
+            terms = self._terms(micro_batch, alike, logp_N[tokens], entropy_N[tokens])
+            loss_N, metrics = token_losses(terms, alike[0].job.algorithm)
+            scales = torch.tensor([batch.loss_scale for batch in alike]).repeat_interleave(torch.tensor(lengths))
+            losses.append((loss_N * on_device(scales, self._model.device)).sum())
+            of_slots = torch.stack(list(metrics.values())).split(lengths, 1)
+            for batch, values_MN in zip(alike, of_slots, strict=True):
+                sums.add(batch.job.slot, tuple(metrics), values_MN.sum(1))
         return torch.stack(losses).sum()
 
     def _logprobs(self, micro_batch: MicroBatch, hidden_TD: Tensor, jobs: Mapping[int, Job]) -> tuple[Tensor, Tensor]:
@@ -184,22 +186,30 @@ class Learner:
             entropy_gradient=any(job.algorithm.entropy_coefficient > 0 for job in jobs.values()),
         )
 
-    def _terms(self, micro_batch: MicroBatch, batch: _Batch, logp_N: Tensor, entropy_N: Tensor) -> TokenTerms:
-        samples = [piece.sample for piece in micro_batch.pieces if piece.slot == batch.job.slot]
-        lengths = [len(batch.job.samples[index].response_tokens) for index in samples]
-        rollout = [logp for index in samples for logp in batch.job.samples[index].logp_rollout]
+    def _terms(
+        self, micro_batch: MicroBatch, batches: Sequence[_Batch], logp_N: Tensor, entropy_N: Tensor
+    ) -> TokenTerms:
+        """Of the tokens of batches that are `_alike`."""
+        of_slot = {batch.job.slot: batch for batch in batches}
+        found = [(of_slot[piece.slot], piece.sample) for piece in micro_batch.pieces if piece.slot in of_slot]
+        samples = [batch.job.samples[index] for batch, index in found]
+        rollout = [logp for sample in samples for logp in sample.logp_rollout]
+        lengths = torch.tensor([len(sample.response_tokens) for sample in samples])
+        sample_N = torch.arange(len(samples)).repeat_interleave(lengths)
+        scored = [batch.logp_trainer[index] for batch, index in found if batch.logp_trainer is not None]
+        reference = [batch.logp_ref[index] for batch, index in found if batch.logp_ref is not None]
+        advantages_B = torch.stack([batch.advantages_B[index] for batch, index in found])
+        weights_B = torch.stack([batch.weights_B[index] for batch, index in found])
         device = self._model.device
-        sample_N = torch.arange(len(samples)).repeat_interleave(torch.tensor(lengths))
-        scored, reference = batch.logp_trainer, batch.logp_ref
         return TokenTerms(
             logp_N=logp_N,
             entropy_N=entropy_N,
             logp_rollout_N=on_device(rollout, device),
             # One step per batch: the policy before the step is the one of this very pass, but for dropout.
-            logp_trainer_N=logp_N.detach() if scored is None else torch.cat([scored[index] for index in samples]),
-            logp_ref_N=None if reference is None else torch.cat([reference[index] for index in samples]),
-            advantage_N=on_device(batch.advantages_B[samples][sample_N], device),
-            weight_N=on_device(batch.weights_B[samples][sample_N], device),
+            logp_trainer_N=torch.cat(scored) if scored else logp_N.detach(),
+            logp_ref_N=torch.cat(reference) if reference else None,
+            advantage_N=on_device(advantages_B[sample_N], device),
+            weight_N=on_device(weights_B[sample_N], device),
             sample_N=on_device(sample_N, device),
         )
 
@@ -213,14 +223,9 @@ class Learner:
             num_copies=self._groups.dp.size(),
         )
 
-    def _metrics(
-        self, jobs: Sequence[Job], sums: Mapping[int, Mapping[str, Tensor]], num_rows: int
-    ) -> dict[int, dict[str, float]]:
+    def _metrics(self, jobs: Sequence[Job], sums: TokenSums, num_rows: int) -> dict[int, dict[str, float]]:
         """Sums of all ranks to what is reported: parts of the loss as they are, the rest as means over the tokens."""
-        spoken = self._groups.sum_spoken_by_name(
-            {slot: {name: value.item() for name, value in named.items()} for slot, named in sums.items()}
-            | {None: {"train/packed_rows": float(num_rows)}}
-        )
+        spoken = self._groups.sum_spoken_by_name(sums.read() | {None: {"train/packed_rows": float(num_rows)}})
         metrics = {}
         for job in jobs:
             num_tokens = sum(len(sample.response_tokens) for sample in job.samples)
@@ -229,6 +234,16 @@ class Learner:
                 for name, value in spoken[job.slot].items()
             } | spoken[None]
         return metrics
+
+
+def _alike(micro_batch: MicroBatch, batches: Mapping[int, _Batch]) -> list[list[_Batch]]:
+    """The micro-batch's batches, those together that follow one another and have one objective.
+
+    Theirs is worked out at once: it is a hundred small operations, which many slots would wait for one after the other.
+    """
+    own = [batches[span.slot] for span in micro_batch.spans]
+    runs = groupby(own, lambda batch: (batch.job.algorithm, batch.logp_trainer is None))
+    return [list(run) for _, run in runs]
 
 
 def _spans(micro_batch: MicroBatch, batches: Mapping[int, _Batch]) -> tuple[Span, ...]:

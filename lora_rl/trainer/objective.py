@@ -1,6 +1,6 @@
 """The loss of one adapter's batch, token by token, such that any split into micro-batches adds up to the whole.
 
-B samples of the batch; N response tokens of the adapter in one micro-batch.
+B samples of the batch; N response tokens in one micro-batch, of all adapters that share an algorithm.
 """
 
 from collections.abc import Sequence
@@ -46,6 +46,25 @@ class TokenTerms:
         return self.logp_rollout_N if algorithm.old_logp == "rollout" else self.logp_trainer_N
 
 
+class TokenSums:
+    """What each slot's tokens add up to, by name. They stay on the device until all is done: it is waited for once."""
+
+    def __init__(self, slots: Sequence[int]):
+        self._names: dict[int, tuple[str, ...]] = dict.fromkeys(slots, ())
+        self._sums: dict[int, Tensor] = {}
+
+    def add(self, slot: int, names: tuple[str, ...], sums_M: Tensor) -> None:
+        """M more to add; a slot's names are always the same."""
+        self._names[slot] = names
+        self._sums[slot] = self._sums[slot] + sums_M if slot in self._sums else sums_M
+
+    def read(self) -> dict[int, dict[str, float]]:
+        """By slot; nothing for a slot without tokens here."""
+        values = iter(torch.cat(list(self._sums.values())).tolist() if self._sums else [])
+        named = {slot: {name: next(values) for name in self._names[slot]} for slot in self._sums}
+        return {slot: named.get(slot, {}) for slot in self._names}
+
+
 def advantages(rewards_B: Tensor, samples: Sequence[Sample], algorithm: AlgorithmConfig) -> Tensor:
     """Advantages [B] of a whole batch; samples with one prompt id are a group."""
     ids = {id: index for index, id in enumerate(dict.fromkeys(sample.prompt_id for sample in samples))}
@@ -78,8 +97,8 @@ def sample_weights(samples: Sequence[Sample], algorithm: AlgorithmConfig, max_re
     return loss_weights(lengths_B, aggregation=algorithm.aggregation, max_response_tokens=max_response_tokens)
 
 
-def micro_loss(terms: TokenTerms, algorithm: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
-    """This micro-batch's part of the loss, and sums for the metrics, each over its N tokens unless named `loss/`."""
+def token_losses(terms: TokenTerms, algorithm: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """Each token's part of the loss [N], and by name what it adds to a metric [N]: to a mean unless named `loss/`."""
     token = _policy_loss(terms, algorithm)
     policy_N = token.loss_T
     if algorithm.old_logp == "recompute" and algorithm.tis_clip is not None:
@@ -87,20 +106,20 @@ def micro_loss(terms: TokenTerms, algorithm: AlgorithmConfig) -> tuple[Tensor, d
     masks = _masks(terms, algorithm)
     for masked_N in masks.values():
         policy_N = policy_N.masked_fill(masked_N, 0.0)
-    parts = {"policy": (terms.weight_N * policy_N).sum()}
+    parts = {"policy": terms.weight_N * policy_N}
     if algorithm.entropy_coefficient:
-        parts["entropy"] = -algorithm.entropy_coefficient * (terms.weight_N * terms.entropy_N).sum()
-    sums = _sums(terms, token) | {name: masked_N.float().sum() for name, masked_N in masks.items()}
+        parts["entropy"] = -algorithm.entropy_coefficient * (terms.weight_N * terms.entropy_N)
+    metrics = _metrics(terms, token) | {name: masked_N.float() for name, masked_N in masks.items()}
     if algorithm.kl is not None and terms.logp_ref_N is not None:
         estimator = algorithm.kl.estimator
         if algorithm.kl.where == "loss":
             kl_N = kl_penalty(terms.logp_N, terms.logp_ref_N, estimator=estimator)
-            parts["kl"] = algorithm.kl.coefficient * (terms.weight_N * kl_N).sum()
-        sums["policy/kl_reference/mean"] = kl_penalty(terms.logp_trainer_N, terms.logp_ref_N, estimator=estimator).sum()
-    loss = torch.stack(list(parts.values())).sum()
-    sums |= {f"loss/{name}": part.detach() for name, part in parts.items()}
-    sums["loss/total"] = loss.detach()
-    return loss, sums
+            parts["kl"] = algorithm.kl.coefficient * (terms.weight_N * kl_N)
+        metrics["policy/kl_reference/mean"] = kl_penalty(terms.logp_trainer_N, terms.logp_ref_N, estimator=estimator)
+    loss_N = torch.stack(list(parts.values())).sum(0)
+    metrics |= {f"loss/{name}": part_N.detach() for name, part_N in parts.items()}
+    metrics["loss/total"] = loss_N.detach()
+    return loss_N, metrics
 
 
 def _policy_loss(terms: TokenTerms, algorithm: AlgorithmConfig) -> TokenLoss:
@@ -129,16 +148,16 @@ def _masks(terms: TokenTerms, algorithm: AlgorithmConfig) -> dict[str, Tensor]:
     return masks
 
 
-def _sums(terms: TokenTerms, token: TokenLoss) -> dict[str, Tensor]:
+def _metrics(terms: TokenTerms, token: TokenLoss) -> dict[str, Tensor]:
     # log of trainer over engine: the samples are the engine's, so k3 of it estimates KL(engine || trainer).
     gap_N = terms.logp_trainer_N - terms.logp_rollout_N
     return {
-        "policy/clip_fraction": token.clipped_T.float().sum(),
-        "policy/ratio/mean": token.ratio_T.sum(),
-        "policy/entropy/mean": terms.entropy_N.detach().sum(),
-        "policy/logp/mean": terms.logp_trainer_N.sum(),
-        "mismatch/logp_abs/mean": gap_N.abs().sum(),
-        "mismatch/kl/mean": kl_penalty(terms.logp_rollout_N, terms.logp_trainer_N, estimator="k3").sum(),
+        "policy/clip_fraction": token.clipped_T.float(),
+        "policy/ratio/mean": token.ratio_T,
+        "policy/entropy/mean": terms.entropy_N.detach(),
+        "policy/logp/mean": terms.logp_trainer_N,
+        "mismatch/logp_abs/mean": gap_N.abs(),
+        "mismatch/kl/mean": kl_penalty(terms.logp_rollout_N, terms.logp_trainer_N, estimator="k3"),
     }
 
 

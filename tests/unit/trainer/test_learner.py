@@ -166,6 +166,24 @@ def test_adapters_of_different_rank_train_together_as_alone(bank, make_learner):
         assert _largest_gap(joint[slot], _gradients(bank, make_learner(), _job(slot, seed=slot), rank=rank)) == EXACT
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)], ids=["two alike in a row", "two alike apart"])
+def test_adapters_of_different_objectives_have_the_gradient_and_metrics_of_each_alone(bank, make_learner, order):
+    gspo, clipped = AlgorithmConfig(loss=GspoLoss()), AlgorithmConfig(entropy_coefficient=0.1)
+    algorithms = dict(zip(order, (gspo, gspo, clipped), strict=True))
+    jobs = [_job(slot, seed=slot, algorithm=algorithms[slot]) for slot in range(3)]
+    lora = all_linear(bank)
+    parameters = {slot: bank.fill(slot, lora, random_weights(bank, lora)) for slot in range(3)}
+    together = make_learner().forward_backward(jobs)
+    joint = {slot: {p.name: p.value.grad for p in named} for slot, named in parameters.items()}
+    for job in jobs:
+        bank.clear(job.slot)
+        assert _largest_gap(joint[job.slot], _gradients(bank, make_learner(), job)) == EXACT
+        alone = make_learner().forward_backward([job])[job.slot]
+        assert alone.keys() == together[job.slot].keys()
+        for name in alone.keys() - {"train/packed_rows"}:
+            assert together[job.slot][name] == pytest.approx(alone[name], abs=1e-6), name
+
+
 def test_samples_without_advantage_add_no_gradient_but_count_in_the_mean(bank, make_learner):
     samples = make_training_samples()
     idle = [replace(sample, reward=1.0) for sample in make_training_samples(prompts=2, seed=5)]

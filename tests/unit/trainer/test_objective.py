@@ -13,7 +13,7 @@ from lora_rl.config.algorithm import (
     RlooAdvantage,
 )
 from lora_rl.data.types import FinishReason
-from lora_rl.trainer.objective import TokenTerms, advantages, micro_loss, sample_weights, shaped_rewards
+from lora_rl.trainer.objective import TokenTerms, advantages, sample_weights, shaped_rewards, token_losses
 from tests.builders import make_group, make_sample
 from tests.tolerances import FORMULA
 
@@ -31,6 +31,12 @@ def _terms(**fields) -> TokenTerms:
         "sample_N": torch.tensor([0, 0, 1]),
     }
     return TokenTerms(**(values | fields))
+
+
+def _micro_loss(terms: TokenTerms, algorithm: AlgorithmConfig) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Sums over the tokens."""
+    loss_N, metrics = token_losses(terms, algorithm)
+    return loss_N.sum(), {name: values_N.sum() for name, values_N in metrics.items()}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +82,7 @@ def test_samples_cut_off_weigh_nothing_under_the_overlong_filter():
 
 
 def test_clipped_loss_is_the_weighted_sum_of_token_losses():
-    loss, sums = micro_loss(_terms(), AlgorithmConfig(loss=ClippedLoss(eps_low=0.2, eps_high=0.28)))
+    loss, sums = _micro_loss(_terms(), AlgorithmConfig(loss=ClippedLoss(eps_low=0.2, eps_high=0.28)))
     ratios = torch.tensor([0.1, -0.5, 0.0]).exp()
     expected = -(ratios[0] + ratios[1] - 2.0 * ratios[2]) / 3
     assert loss.item() == pytest.approx(expected.item(), rel=FORMULA)
@@ -87,7 +93,7 @@ def test_clipped_loss_is_the_weighted_sum_of_token_losses():
 def test_an_absent_upper_bound_is_the_lower_one():
     terms = _terms(logp_N=torch.tensor([-0.8, -1.2, -0.5], requires_grad=True))
     absent, equal, wider = (
-        micro_loss(terms, AlgorithmConfig(loss=ClippedLoss(eps_high=high)))[0].item() for high in (None, 0.2, 0.5)
+        _micro_loss(terms, AlgorithmConfig(loss=ClippedLoss(eps_high=high)))[0].item() for high in (None, 0.2, 0.5)
     )
     assert absent == equal != wider
 
@@ -95,14 +101,14 @@ def test_an_absent_upper_bound_is_the_lower_one():
 @pytest.mark.parametrize("loss", [ClippedLoss(), GspoLoss(), CispoLoss()])
 def test_each_loss_gives_a_gradient_against_the_negative_and_for_the_positive(loss):
     terms = _terms()
-    micro_loss(terms, AlgorithmConfig(loss=loss, old_logp="recompute", tis_clip=None))[0].backward()
+    _micro_loss(terms, AlgorithmConfig(loss=loss, old_logp="recompute", tis_clip=None))[0].backward()
     assert terms.logp_N.grad is not None
     assert (terms.logp_N.grad.sign() == torch.tensor([-1.0, -1.0, 1.0])).all()
 
 
 def test_entropy_bonus_lowers_the_loss_and_carries_gradient():
     terms = _terms(advantage_N=torch.zeros(3))
-    loss, sums = micro_loss(terms, AlgorithmConfig(entropy_coefficient=0.1))
+    loss, sums = _micro_loss(terms, AlgorithmConfig(entropy_coefficient=0.1))
     assert loss.item() == pytest.approx(-0.1 * 2.0, rel=1e-5)
     assert sums["loss/entropy"].item() == pytest.approx(-0.2, rel=1e-5)
     loss.backward()
@@ -112,13 +118,13 @@ def test_entropy_bonus_lowers_the_loss_and_carries_gradient():
 def test_kl_in_the_loss_adds_its_estimate():
     terms = _terms(advantage_N=torch.zeros(3), logp_ref_N=torch.tensor([-1.5, -2.0, -0.5]))
     algorithm = AlgorithmConfig(kl=KlConfig(coefficient=0.3, estimator="k2"))
-    assert micro_loss(terms, algorithm)[0].item() == pytest.approx(0.3 * 0.125 / 3, rel=1e-5)
+    assert _micro_loss(terms, algorithm)[0].item() == pytest.approx(0.3 * 0.125 / 3, rel=1e-5)
 
 
 @pytest.mark.parametrize("where", ["loss", "reward"])
 def test_the_distance_to_the_base_is_reported_wherever_it_is_penalised(where):
     terms = _terms(logp_ref_N=torch.tensor([-1.5, -2.0, -0.5]))
-    _, sums = micro_loss(terms, AlgorithmConfig(kl=KlConfig(coefficient=0.3, estimator="k2", where=where)))
+    _, sums = _micro_loss(terms, AlgorithmConfig(kl=KlConfig(coefficient=0.3, estimator="k2", where=where)))
     assert sums["policy/kl_reference/mean"].item() == pytest.approx(0.125)
     assert ("loss/kl" in sums) == (where == "loss")
 
@@ -127,8 +133,8 @@ def test_truncated_importance_sampling_acts_on_recomputed_log_probabilities_alon
     terms = _terms(logp_trainer_N=torch.tensor([-0.1, -1.5, -0.5]), logp_N=torch.tensor([-0.1, -1.5, -0.5]))
     recompute = AlgorithmConfig(old_logp="recompute", tis_clip=2.0)
     # The first token's weight exp(1) is cut to 2.
-    assert micro_loss(terms, recompute)[0].item() == pytest.approx(-(2.0 + 1.0 - 2.0) / 3, rel=1e-5)
-    assert micro_loss(terms, AlgorithmConfig(old_logp="rollout"))[0].item() == pytest.approx(-(1.2 + 1.0 - 2.0) / 3)
+    assert _micro_loss(terms, recompute)[0].item() == pytest.approx(-(2.0 + 1.0 - 2.0) / 3, rel=1e-5)
+    assert _micro_loss(terms, AlgorithmConfig(old_logp="rollout"))[0].item() == pytest.approx(-(1.2 + 1.0 - 2.0) / 3)
 
 
 @pytest.mark.parametrize("old_logp", ["rollout", "recompute"])
@@ -152,7 +158,7 @@ def test_masked_tokens_have_no_policy_gradient_and_are_counted(field, band, kept
     gradients = []
     for algorithm in (plain, masked):
         terms = _terms(logp_N=logp)
-        loss, sums = micro_loss(terms, algorithm)
+        loss, sums = _micro_loss(terms, algorithm)
         gradients.append(torch.autograd.grad(loss, (logp, terms.entropy_N)))
     assert gradients[0][0].abs().min() > 0
     assert torch.equal(gradients[1][0], gradients[0][0] * torch.tensor(kept))
