@@ -18,7 +18,9 @@ def loss_scale(weights_B: Tensor, advantages_B: Tensor, dtype: torch.dtype) -> f
 
     It follows from the adapter's own batch: neighbours in a micro-batch do not change it.
     """
-    largest = (weights_B * advantages_B.abs().clamp(min=1)).max().item() if len(weights_B) else 0.0
-    if dtype != torch.float16 or not 0 < largest < math.inf:
+    if dtype != torch.float16 or not len(weights_B):
+        return 1.0
+    largest = (weights_B * advantages_B.abs().clamp(min=1)).max().item()
+    if not 0 < largest < math.inf:
         return 1.0
     return 2.0 ** math.floor(math.log2(LARGEST / largest))

@@ -66,7 +66,8 @@ class _Draft:
     number: int
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
+    stops: dict[int, int] = field(default_factory=dict)
+    """Where each slot's rows stop."""
     prompts: dict[int, range] = field(default_factory=dict)
     """Rows of each prompt, by its number in the plan."""
     responses: dict[range, list[range]] = field(default_factory=dict)
@@ -110,20 +111,18 @@ class _Draft:
         first = len(self.tokens)
         self.tokens += tokens
         self.positions += range(position, position + len(tokens))
-        self.slots += [slot] * len(tokens)
+        self.stops[slot] = len(self.tokens)
         return range(first, len(self.tokens))
 
     def finish(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
-        num_rows = len(self.tokens)
-        starts = [row for row in range(num_rows) if row == 0 or self.slots[row] != self.slots[row - 1]]
         return MicroBatch(
             number=self.number,
             tokens_T=on_device(self.tokens, device),
             positions_T=on_device(self.positions, device),
             layout=make_layout(list(self.asks()), device, dtype),
             spans=tuple(
-                Span(slot=self.slots[start], start=start, stop=stop)
-                for start, stop in zip(starts, [*starts[1:], num_rows], strict=True)
+                Span(slot=slot, start=start, stop=stop)
+                for (slot, stop), start in zip(self.stops.items(), [0, *self.stops.values()], strict=False)
             ),
             rows_N=on_device(self.predictors, device),
             targets_N=on_device(self.targets, device),
