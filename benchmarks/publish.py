@@ -5,7 +5,8 @@
 Cases: `tiny` (random, rank 4, float32), `smollm2` (SmolLM2-135M, rank 16), `qwen3-8b` (random weights of that shape,
 rank 32). Trainer and engine are in one process, on one device. Each time an adapter is handed over, staged, exported,
 then published as a new version and asked for one token. An engine without our plugin then loads the same
-files from memory by `add_lora`. About two minutes a case on two cores or on a GPU.
+files from memory by `add_lora`. On a GPU decoding runs in a few CUDA graphs, unless `--eager`. About two minutes a case
+on two cores or on a GPU.
 """
 
 import argparse
@@ -16,9 +17,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from benchmarks.report import RESULTS, append_result, device_kind, table
-from benchmarks.served import Case, Exporter, checkpoint, make_engine, make_engine_config, memory_folder, remove
+from benchmarks.served import (
+    GRAPH_SIZES,
+    Case,
+    Exporter,
+    checkpoint,
+    make_engine,
+    make_engine_config,
+    memory_folder,
+    remove,
+)
 from lora_rl.config import StoreConfig
 from lora_rl.config.run import ENGINE_MAX_RANKS
 from lora_rl.engine.actor import EngineActor
@@ -36,14 +47,14 @@ ON_A_CPU, ON_A_GPU = ("tiny", "smollm2"), ("smollm2", "qwen3-8b")
 STAGES = ("export", "transfer", "load", "first_token", "to first token", "base_token", "store", "publish", "add_lora")
 
 
-async def measure(case: Case, times: int) -> tuple[int, list[dict[str, float]]]:
+async def measure(case: Case, times: int, graphs: Mapping[str, Any]) -> tuple[int, list[dict[str, float]]]:
     """Bytes of the adapter's weights, and the seconds of each round by stage."""
     path = checkpoint(case)
     with TemporaryDirectory(dir=memory_folder()) as folder:
         peft = Path(folder, "peft")
         states = StoreConfig(uri=f"file://{folder}/states")
         exporter = Exporter(case, path, states)
-        engine = make_engine(case, path, max_model_len=512, gpu_memory_utilization=0.5)
+        engine = make_engine(case, path, max_model_len=512, gpu_memory_utilization=0.5, **graphs)
         await engine.start()
         try:
             state, seconds, weight_bytes = exporter.state("bench", 0), [], 0
@@ -60,7 +71,7 @@ async def measure(case: Case, times: int) -> tuple[int, list[dict[str, float]]]:
         finally:
             await engine.shutdown()
             exporter.close()
-        shipped = await add_lora_seconds(case, path, peft, times)
+        shipped = await add_lora_seconds(case, path, peft, times, graphs)
         return weight_bytes, [each | {"add_lora": bare} for each, bare in zip(seconds[WARM_UPS:], shipped, strict=True)]
 
 
@@ -88,7 +99,7 @@ async def publish(
     return stages, adapter
 
 
-async def add_lora_seconds(case: Case, path: Path, peft: Path, times: int) -> list[float]:
+async def add_lora_seconds(case: Case, path: Path, peft: Path, times: int, graphs: Mapping[str, Any]) -> list[float]:
     """Seconds of vLLM's own call, in an engine without our plugin, from files in memory."""
     os.environ.pop(OWNER)
     # Imports vllm, which reads what the first engine's start has set.
@@ -96,7 +107,7 @@ async def add_lora_seconds(case: Case, path: Path, peft: Path, times: int) -> li
 
     from lora_rl.engine.vllm_client import start_vllm
 
-    config = make_engine_config(max_model_len=512, gpu_memory_utilization=0.5)
+    config = make_engine_config(max_model_len=512, gpu_memory_utilization=0.5, **graphs)
     max_rank = next(rank for rank in ENGINE_MAX_RANKS if rank >= case.rank)
     vllm = start_vllm(
         model_path=str(path), dtype=case.dtype, engine=config, max_rank=max_rank, capacity=3, seed=0, sleeps=False
@@ -125,6 +136,8 @@ def row(case: Case, weight_bytes: int, seconds: Sequence[Mapping[str, float]]) -
 
 
 async def main(arguments: argparse.Namespace) -> None:
+    eager = arguments.eager or device_kind() == "cpu"
+    graphs = {} if eager else {"enforce_eager": False, "cuda_graph_sizes": GRAPH_SIZES}
     text = (
         f"Milliseconds; medians of {arguments.times} rounds after {WARM_UPS} unmeasured ones. Export: from the "
         "trainer's slot to memory that processes share, cast. Load: into vLLM's slot. Transfer: what the digest, taken "
@@ -132,10 +145,11 @@ async def main(arguments: argparse.Namespace) -> None:
         "these four in a row; slowest: the largest of these. Base token: the other half, the same token by the frozen "
         "base, so what any token costs here. Store: the export's blobs and digests, and the trainer's "
         "probe, with a store in memory; in a run beside the load. Publish: finding the staged version, and the whole "
-        "probe. add_lora: vLLM's own call in an engine without our plugin, from files in memory. Engines run eagerly."
+        "probe. add_lora: vLLM's own call in an engine without our plugin, from files in memory. Engines run "
+        + ("eagerly." if eager else f"with CUDA graphs of {', '.join(map(str, GRAPH_SIZES))} requests.")
     )
     for name in arguments.cases:
-        measured = row(CASES[name], *await measure(CASES[name], arguments.times))
+        measured = row(CASES[name], *await measure(CASES[name], arguments.times, graphs))
         rows = table(["adapter", "MiB", *STAGES, "slowest", "load / add_lora"], [measured])
         append_result(arguments.out, title="Publish latency", body=f"{rows}\n\n{text}")
 
@@ -145,5 +159,6 @@ if __name__ == "__main__":
     kind = device_kind()
     parser.add_argument("--cases", nargs="+", choices=CASES, default=ON_A_GPU if kind == "gpu" else ON_A_CPU)
     parser.add_argument("--times", type=int, default=20, help="rounds measured")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--out", type=Path, default=RESULTS / f"publish-{kind}.md")
     asyncio.run(main(parser.parse_args()))

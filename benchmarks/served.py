@@ -19,7 +19,7 @@ from lora_rl.store import AdapterRef, BlobRef
 from lora_rl.trainer.actor import TrainerActor
 
 TOKENIZER_VOCABULARY = 512
-GRAPH_SIZES = (1, 8, 64, 128, 256)
+GRAPH_SIZES = (1, 8, 16, 64, 128, 256)
 """Few, so that the engine starts in a minute."""
 
 
