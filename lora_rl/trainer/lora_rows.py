@@ -7,7 +7,7 @@ and expanded by it from Q to K.
 import functools
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,29 +46,33 @@ class Routing:
     """Whose rows a packed batch has: spans that cover all rows, or none where every adapter is off."""
 
     spans: tuple[Span, ...]
-    ends_S: Tensor
-    """Where each span stops, int32, on the device."""
     tiles_X3: Tensor
     """X groups of at most `TILE_ROWS` rows of one span: its number, first row and stop; int32, on the device."""
+    _bounds: dict[tuple[bool, ...], Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spans: tuple[Span, ...], device: torch.device) -> "Routing":
-        stops = torch.tensor([span.stop for span in spans], dtype=torch.int32)
         tiles = [
             (number, start, min(start + TILE_ROWS, span.stop))
             for number, span in enumerate(spans)
             for start in range(span.start, span.stop, TILE_ROWS)
         ]
-        return cls(
-            spans=spans,
-            ends_S=on_device(stops, device),
-            tiles_X3=on_device(torch.tensor(tiles, dtype=torch.int32).view(-1, 3), device),
-        )
+        return cls(spans=spans, tiles_X3=on_device(torch.tensor(tiles, dtype=torch.int32).view(-1, 3), device))
 
     @functools.cached_property
     def sizes(self) -> list[int]:
         """Rows of each span."""
         return [span.stop - span.start for span in self.spans]
+
+    def bounds(self, chosen: tuple[bool, ...]) -> Tensor:
+        """First row and stop [S, 2] of the chosen spans, no rows for the others; int32, on the device."""
+        if chosen not in self._bounds:
+            bounds = [
+                (span.start, span.stop if wanted else span.start)
+                for span, wanted in zip(self.spans, chosen, strict=True)
+            ]
+            self._bounds[chosen] = on_device(torch.tensor(bounds, dtype=torch.int32), self.tiles_X3.device)
+        return self._bounds[chosen]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +142,7 @@ def outer(y_TQ: Tensor, x_TK: Tensor, routing: Routing, heights: Sequence[int]) 
         from lora_rl.trainer import row_kernels
 
         out_SQK = x_TK.new_empty(shape, dtype=torch.float32)
-        row_kernels.write_outer(out_SQK, y_TQ, x_TK, routing.ends_S)
+        row_kernels.write_outer(out_SQK, y_TQ, x_TK, routing.bounds(tuple(height > 0 for height in heights)))
         return out_SQK
     out_SQK = x_TK.new_zeros(shape, dtype=torch.float32)
     parts = zip(y_TQ.split(routing.sizes), x_TK.split(routing.sizes), heights, strict=True)
@@ -147,20 +151,30 @@ def outer(y_TQ: Tensor, x_TK: Tensor, routing: Routing, heights: Sequence[int]) 
     return out_SQK
 
 
+@dataclass(frozen=True, kw_only=True)
+class BlockRows:
+    """A part of an outer product."""
+
+    rows: slice
+    columns: slice
+    wanted: tuple[bool, ...]
+    """By which spans; of the others it is anything."""
+
+
 def outer_blocks(
-    y_TQ: Tensor, x_TK: Tensor, routing: Routing, heights: Sequence[int], blocks: Sequence[tuple[slice, slice]]
+    y_TQ: Tensor, x_TK: Tensor, routing: Routing, heights: Sequence[int], blocks: Sequence[BlockRows]
 ) -> list[Tensor]:
-    """Blocks of `outer`, by their rows and columns, each transposed and contiguous: [S, its columns, its rows]."""
+    """Blocks of `outer`, each transposed and contiguous: [S, its columns, its rows]."""
     if not has_kernels(x_TK) or len(routing.spans) == 1:
         product_SQK = outer(y_TQ, x_TK, routing, heights)
-        return [product_SQK[:, rows, columns].mT.contiguous() for rows, columns in blocks]
+        return [product_SQK[:, block.rows, block.columns].mT.contiguous() for block in blocks]
     from lora_rl.trainer import row_kernels
 
     products = []
-    for rows, columns in blocks:
-        y_TR, x_TN = y_TQ[:, rows], x_TK[:, columns]
+    for block in blocks:
+        y_TR, x_TN = y_TQ[:, block.rows], x_TK[:, block.columns]
         out_SNR = x_TK.new_empty(len(routing.spans), x_TN.shape[1], y_TR.shape[1], dtype=torch.float32)
-        row_kernels.write_outer(out_SNR.mT, y_TR, x_TN, routing.ends_S)
+        row_kernels.write_outer(out_SNR.mT, y_TR, x_TN, routing.bounds(block.wanted))
         products.append(out_SNR)
     return products
 

@@ -79,11 +79,12 @@ def project(x_TK: Tensor, weights_SQK: Tensor, tiles_X3: Tensor) -> Tensor:
     return out_TQ
 
 
-def write_outer(out_SQK: Tensor, y_TQ: Tensor, x_TK: Tensor, ends_S: Tensor) -> None:
+def write_outer(out_SQK: Tensor, y_TQ: Tensor, x_TK: Tensor, bounds_S2: Tensor) -> None:
     """Puts into `out_SQK`, in float32, the product of each span's rows of `y_TQ`, transposed, and `x_TK`.
 
-    `ends_S` is that of `Routing`. The last dimension of `y_TQ` is contiguous. A program takes all rows of a span, so
-    that its sum has one order; where spans are few, columns still make programs enough to keep the memory busy.
+    `bounds_S2` is of `Routing`; a span without rows gets zeros. The last dimension of `y_TQ` is contiguous. A program
+    takes all rows of a span, so that its sum has one order; where spans are few, columns still make programs enough to
+    keep the memory busy.
     """
     num_spans, num_low, num_columns = out_SQK.shape
     low = low_width(num_low)
@@ -92,7 +93,7 @@ def write_outer(out_SQK: Tensor, y_TQ: Tensor, x_TK: Tensor, ends_S: Tensor) -> 
         out_SQK,
         y_TQ,
         x_TK,
-        ends_S,
+        bounds_S2,
         num_low,
         num_columns,
         *out_SQK.stride(),
@@ -187,7 +188,7 @@ def _outer(
     out_SQK,
     y_TQ,
     x_TK,
-    ends_S,
+    bounds_S2,
     num_low,
     num_columns,
     out_stride,
@@ -201,7 +202,7 @@ def _outer(
     LOW: tl.constexpr,
 ):
     span = tl.program_id(2)
-    start, stop = tl.load(ends_S + span - 1, mask=span > 0, other=0), tl.load(ends_S + span)
+    start, stop = tl.load(bounds_S2 + 2 * span), tl.load(bounds_S2 + 2 * span + 1)
     low = tl.program_id(0) * LOW + tl.arange(0, LOW)[None]
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     # Stands transposed: the tensor cores take 64 columns at a time, and ranks are lower.

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from lora_rl.trainer.adapter import Lora
 from lora_rl.trainer.lora_rows import (
     ROW_STEP,
+    BlockRows,
     Routing,
     Span,
     SpanWeights,
@@ -181,10 +182,14 @@ class _Lora:
         return SpanWeights(of_span=[slot and slot.b_QN for slot in self.slots])
 
     @functools.cached_property
-    def b_blocks(self) -> dict[Place, tuple[slice, slice]]:
-        """Rows and columns of each block of a B that any span has: in between, gradients are thrown away."""
-        blocks = [block for slot in self.slots if slot for block in slot.b_blocks]
-        return {block.place: (block.rows, block.columns) for block in blocks}
+    def b_blocks(self) -> dict[Place, BlockRows]:
+        """Each block of a B that any span has, with whose it is: in between, gradients are thrown away."""
+        of_span = [{block.place: block for block in slot.b_blocks} if slot else {} for slot in self.slots]
+        blocks = {place: block for own in of_span for place, block in own.items()}
+        return {
+            place: BlockRows(rows=block.rows, columns=block.columns, wanted=tuple(place in own for own in of_span))
+            for place, block in blocks.items()
+        }
 
     @functools.cached_property
     def dropping(self) -> list[tuple[int, Span, SlotWeights]]:

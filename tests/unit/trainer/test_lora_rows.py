@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from lora_rl.trainer.lora_rows import (
+    BlockRows,
     Routing,
     Span,
     SpanWeights,
@@ -65,7 +66,11 @@ def test_the_outer_product_takes_each_span_s_own_rows_and_height():
 def test_blocks_of_the_outer_product_stand_transposed():
     y_TQ, x_TK = _draw(9, 4), _draw(9, 6, seed=1)
     whole_SQK = outer(y_TQ, x_TK, ROUTING, HEIGHTS)
-    first, second = outer_blocks(y_TQ, x_TK, ROUTING, HEIGHTS, [(slice(0, 2), slice(0, 5)), (slice(1, 4), slice(5, 6))])
+    blocks = [
+        BlockRows(rows=slice(0, 2), columns=slice(0, 5), wanted=(True, True, True)),
+        BlockRows(rows=slice(1, 4), columns=slice(5, 6), wanted=(True, True, True)),
+    ]
+    first, second = outer_blocks(y_TQ, x_TK, ROUTING, HEIGHTS, blocks)
     assert torch.equal(first, whole_SQK[:, 0:2, 0:5].mT)
     assert torch.equal(second, whole_SQK[:, 1:4, 5:6].mT)
     assert first.is_contiguous()
@@ -89,6 +94,11 @@ def test_tiles_cover_the_rows_of_each_span_once():
     spans = (Span(slot=3, start=0, stop=130), Span(slot=4, start=130, stop=131))
     tiles = Routing.of(spans, torch.device("cpu")).tiles_X3.tolist()
     assert tiles == [[0, 0, 64], [0, 64, 128], [0, 128, 130], [1, 130, 131]]
+
+
+def test_bounds_are_empty_for_spans_that_were_not_chosen():
+    assert ROUTING.bounds((True, False, True)).tolist() == [[0, 3], [3, 3], [4, 9]]
+    assert ROUTING.bounds((True, True, True)).tolist() == [[0, 3], [3, 4], [4, 9]]
 
 
 def test_a_seeded_stream_follows_from_its_text():
