@@ -106,6 +106,19 @@ class Case:
         return batches
 
 
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Forward and backward."""
+
+    run: Callable[[], Any]
+    leaves: Sequence[torch.Tensor]
+    """What gets a gradient."""
+
+    def drop_gradients(self) -> None:
+        for leaf in self.leaves:
+            leaf.grad = None
+
+
 class Table:
     """Rows in the result file, each as soon as it is there."""
 
@@ -121,12 +134,12 @@ class Table:
         """Whether no time is left for another row."""
         return time.monotonic() > self._end
 
-    def measure(self, name: str, shape: str, case: Case, config: Qwen3Config, run: Callable[[], Any]) -> None:
+    def measure(self, name: str, shape: str, case: Case, config: Qwen3Config, step: Step) -> None:
         """Writes the median of some runs after a warm-up, or that memory does not suffice."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         try:
-            seconds = _seconds(run)
+            seconds = _seconds(step)
         except (torch.OutOfMemoryError, TrainerError) as error:
             print(f"{shape}, {name}, {case.text}: {error}", flush=True)
             self._add([shape, name, case.text, "out of memory", "", "", ""])
@@ -143,18 +156,17 @@ class Table:
         print(line, end="", flush=True)
 
 
-def _seconds(run: Callable[[], Any]) -> float:
-    """Of one run, the median."""
-    for _ in range(WARM_UP):
-        run()
-    torch.cuda.synchronize()
+def _seconds(step: Step) -> float:
+    """Of one run, the median. Dropping its gradients belongs to the optimizer's step, and is not timed."""
     seconds: list[float] = []
-    while len(seconds) < LEAST or sum(seconds) < MEASURED_S:
+    while len(seconds) < WARM_UP + LEAST or sum(seconds[WARM_UP:]) < MEASURED_S:
+        torch.cuda.synchronize()
         began = time.perf_counter()
-        run()
+        step.run()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    return median(seconds)
+        step.drop_gradients()
+    return median(seconds[WARM_UP:])
 
 
 @contextmanager
@@ -167,21 +179,15 @@ def ours(path: Path, recompute: bool) -> Iterator[tuple[FrozenModel, SlotBank]]:
     free()
 
 
-def our_step(model: FrozenModel, bank: SlotBank, case: Case, num_slots: int) -> Callable[[], Any]:
-    """Forward and backward of one packed micro-batch in which the sequences are dealt to the slots."""
+def our_step(model: FrozenModel, bank: SlotBank, case: Case, num_slots: int) -> Step:
+    """One packed micro-batch in which the sequences are dealt to the slots."""
     lora = lora_of(AdapterConfig(rank=RANK), model.num_layers)
     jobs, parameters = [], []
     for slot, samples in enumerate(case.samples(model.vocab_size, num_slots)):
         parameters += bank.fill(slot, lora, bank.fresh_weights(lora, slot))
         jobs.append(Job(slot=slot, samples=samples, algorithm=ALGORITHM, sampling=SamplingConfig()))
     learner = Learner(model, bank, max_tokens=case.total + num_slots)
-
-    def step() -> None:
-        learner.forward_backward(jobs)
-        for parameter in parameters:
-            parameter.value.grad = None
-
-    return step
+    return Step(run=lambda: learner.forward_backward(jobs), leaves=[parameter.value for parameter in parameters])
 
 
 @contextmanager
@@ -199,7 +205,7 @@ def theirs(config: Qwen3Config, recompute: bool) -> Iterator[Any]:
     free()
 
 
-def their_step(model: Any, config: Qwen3Config, case: Case) -> Callable[[], Any]:
+def their_step(model: Any, config: Qwen3Config, case: Case) -> Step:
     """The same with cross-entropy in chunks of rows that are computed again in the backward pass."""
     tokens = torch.randint(config.vocab_size, (case.sequences, case.tokens), device="cuda")
     head = model.lm_head.weight
@@ -213,7 +219,7 @@ def their_step(model: Any, config: Qwen3Config, case: Case) -> Callable[[], Any]
         losses = [checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks]
         (torch.stack(losses).sum() / case.total).backward()
 
-    return step
+    return Step(run=step, leaves=[parameter for parameter in model.parameters() if parameter.requires_grad])
 
 
 def free() -> None:
@@ -221,12 +227,12 @@ def free() -> None:
     torch.cuda.empty_cache()
 
 
-def profiled(run: Callable[[], Any]) -> str:
+def profiled(step: Step) -> str:
     """Where the time of one step goes, by kernel."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
-    run()
+    step.run()
     with torch.profiler.profile(activities=activities) as profile:
-        run()
+        step.run()
         torch.cuda.synchronize()
     return profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=90)
 
