@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from lora_rl.cluster.layout import demand_of, room_fault
-from lora_rl.config import CPU_KV_CACHE_GIB, EngineConfig, RunConfig
+from lora_rl.config import EngineConfig, RunConfig
 from lora_rl.data.sources import check_data
 from lora_rl.errors import ConfigError, LoraRlError
 from lora_rl.models import check_model, read_model_config
@@ -83,7 +83,7 @@ def _check_store(config: RunConfig, *, writes: bool) -> list[str]:
 
 def needed_gib(engine: EngineConfig) -> float:
     """Free memory in GiB that a run with these engines starts with."""
-    return RUNTIME_GIB + engine.replicas * (engine.kv_cache_gib or CPU_KV_CACHE_GIB)
+    return RUNTIME_GIB + engine.replicas * engine.kv_cache_gib
 
 
 def _check_memory(config: RunConfig) -> list[str]:
@@ -91,8 +91,7 @@ def _check_memory(config: RunConfig) -> list[str]:
     available = psutil.virtual_memory().available / GIB
     if needed > available:
         return [
-            f"engine.kv_cache_gib: {config.engine.kv_cache_gib or CPU_KV_CACHE_GIB:g} for "
-            f"{config.engine.replicas} engine(s) and "
+            f"engine.kv_cache_gib: {config.engine.kv_cache_gib:g} for {config.engine.replicas} engine(s) and "
             f"{RUNTIME_GIB:g} GiB for the processes are {needed:.1f} GiB, but {available:.1f} GiB are free; lower it"
         ]
     return []

@@ -9,7 +9,7 @@ from lora_rl.config.algorithm import AlgorithmConfig
 from lora_rl.config.changes import differences
 from lora_rl.config.data import DataConfig, FileData, HubData, ReasoningGymData, SamplingConfig
 from lora_rl.config.deadlines import DeadlineConfig
-from lora_rl.config.engine import CPU_KV_CACHE_GIB, EngineConfig
+from lora_rl.config.engine import EngineConfig
 from lora_rl.config.load import check_config, load_config
 from lora_rl.config.model import ModelConfig
 from lora_rl.config.placement import PlacementConfig
@@ -19,7 +19,6 @@ from lora_rl.config.store import StoreConfig
 from lora_rl.config.trainer import TrainerConfig
 
 __all__ = [
-    "CPU_KV_CACHE_GIB",
     "AdapterConfig",
     "AlgorithmConfig",
     "DataConfig",

@@ -4,8 +4,6 @@ from pydantic import Field
 
 from lora_rl.config.base import Section
 
-CPU_KV_CACHE_GIB = 2.0
-
 
 class EngineConfig(Section):
     replicas: int = Field(default=1, gt=0)
@@ -20,12 +18,15 @@ class EngineConfig(Section):
     max_num_seqs: int = Field(default=128, gt=0)
     """Requests decoded at a time."""
 
-    kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Memory for the KV cache. Null for 2 on a CPU, and on a GPU for what `gpu_memory_utilization` leaves: vLLM
-    measures that as it starts, and fails where another process frees memory of the GPU meanwhile."""
+    kv_cache_gib: float = Field(default=2.0, gt=0)
+    """Memory for the KV cache on a CPU."""
+
+    gpu_kv_cache_gib: float | None = Field(default=None, gt=0)
+    """Memory for the KV cache on each GPU of an engine. Null for what `gpu_memory_utilization` leaves: vLLM measures
+    that as it starts, and fails where another process frees memory of the GPU meanwhile."""
 
     gpu_memory_utilization: float = Field(default=0.5, gt=0, lt=1)
-    """Share of a GPU's memory that must be free as the engine starts, and that it takes if `kv_cache_gib` is null."""
+    """Share of a GPU's memory that must be free as an engine starts; it takes as much if `gpu_kv_cache_gib` is null."""
 
     resident_versions: int = Field(default=2, gt=1)
     """Adapter versions kept loaded: older ones finish their requests, then leave."""

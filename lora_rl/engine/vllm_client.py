@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from lora_rl.config import CPU_KV_CACHE_GIB, EngineConfig
+from lora_rl.config import EngineConfig
 from lora_rl.engine.stop_texts import Stops, stops_of
 from lora_rl.errors import EngineDied, EngineError
 from lora_rl.process_log import where_logged
@@ -70,7 +70,7 @@ def start_vllm(
         "scheduler_cls": "lora_rl.engine.scheduler.AsyncStopTextScheduler",
         "disable_log_stats": True,
     }
-    kv_cache_gib = engine.kv_cache_gib or (CPU_KV_CACHE_GIB if current_platform.is_cpu() else None)
+    kv_cache_gib = engine.kv_cache_gib if current_platform.is_cpu() else engine.gpu_kv_cache_gib
     if kv_cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * GIB)
     if current_platform.is_cpu():

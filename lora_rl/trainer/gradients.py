@@ -34,7 +34,7 @@ def reduce_gradients(
     with the same parameters in order.
     """
     whole = [parameter.value for parameter in parameters if parameter.split_dim is None]
-    if groups.tp.size() > 1:
+    if groups.tp.size() > 1:  # asked before a list of thousands is made
         _sum_in_place([gradients[value] for value in whole if value in gradients], groups.tp)
     if groups.dp.size() > 1:
         for parameter in parameters:

@@ -23,6 +23,9 @@ bits hang on whether its rows stand at multiples of 64 bytes, which must not dep
 TILE_ROWS = 64
 """Rows that one program of a kernel of ours takes."""
 
+KERNEL_HEIGHT = 64
+"""Of a weight's height, a rank or a few, so much at a time."""
+
 _foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -48,7 +51,7 @@ class Routing:
     spans: tuple[Span, ...]
     tiles_X3: Tensor
     """X groups of at most `TILE_ROWS` rows of one span: its number, first row and stop; int32, on the device."""
-    _bounds: dict[tuple[bool, ...], Tensor] = field(default_factory=dict)
+    _bounds: dict[tuple[bool, ...], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, spans: tuple[Span, ...], device: torch.device) -> "Routing":
@@ -101,7 +104,7 @@ class SpanWeights:
 
 def project(x_TK: Tensor, weights: SpanWeights, routing: Routing) -> Tensor:
     """Each span's rows times its own weight, transposed: [T, highest Q], with zeros where a span has none."""
-    if has_kernels(x_TK):
+    if _by_kernel(x_TK, weights):
         from lora_rl.trainer import row_kernels
 
         return row_kernels.project(x_TK, weights.stacked_SQK, routing.tiles_X3)
@@ -117,7 +120,7 @@ def project(x_TK: Tensor, weights: SpanWeights, routing: Routing) -> Tensor:
 
 def add_expanded_(out_TK: Tensor, down_TQ: Tensor, weights: SpanWeights, routing: Routing) -> None:
     """Adds to `out_TK` each span's rows of `down_TQ` times its own weight."""
-    if has_kernels(out_TK):
+    if _by_kernel(out_TK, weights):
         from lora_rl.trainer import row_kernels
 
         row_kernels.add_expanded_(out_TK, down_TQ, weights.stacked_SQK, routing.tiles_X3)
@@ -129,7 +132,7 @@ def add_expanded_(out_TK: Tensor, down_TQ: Tensor, weights: SpanWeights, routing
 
 
 def outer(y_TQ: Tensor, x_TK: Tensor, routing: Routing, heights: Sequence[int]) -> Tensor:
-    """The product of each span's rows of `y_TQ`, transposed, and `x_TK`, in float32: [S, Q, K].
+    """The product of each span's rows of `y_TQ`, transposed, and `x_TK`: [S, Q, K] float32, summed so by kernels.
 
     It is zero below the span's own height, as there `y_TQ` is.
     """
@@ -152,7 +155,7 @@ def outer(y_TQ: Tensor, x_TK: Tensor, routing: Routing, heights: Sequence[int]) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockRows:
+class OuterBlock:
     """A part of an outer product."""
 
     rows: slice
@@ -162,7 +165,7 @@ class BlockRows:
 
 
 def outer_blocks(
-    y_TQ: Tensor, x_TK: Tensor, routing: Routing, heights: Sequence[int], blocks: Sequence[BlockRows]
+    y_TQ: Tensor, x_TK: Tensor, routing: Routing, heights: Sequence[int], blocks: Sequence[OuterBlock]
 ) -> list[Tensor]:
     """Blocks of `outer`, each transposed and contiguous: [S, its columns, its rows]."""
     if not has_kernels(x_TK) or len(routing.spans) == 1:
@@ -201,12 +204,6 @@ def has_kernels(x: Tensor) -> bool:
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and len(x) > 0
 
 
-def is_grouped(x: Tensor) -> bool:
-    """Whether rows `x` have a grouped kernel: on CUDA in bf16. Elsewhere a loop costs nothing beside the products."""
-    return x.is_cuda and x.dtype == torch.bfloat16 and len(x) > 0
-
-
-def grouped_mm(left: Tensor, right: Tensor, ends: Tensor | None) -> Tensor:
-    """Products of the parts of `left`'s rows, or of its columns and `right`'s rows, that stop at `ends`."""
-    product: Any = torch._grouped_mm  # pyright: ignore[reportPrivateImportUsage]
-    return product(left, right, ends)
+def _by_kernel(x: Tensor, weights: SpanWeights) -> bool:
+    # Beyond that height our kernels pass the rows several times: where there is one span, cuBLAS does not.
+    return has_kernels(x) and (len(weights.of_span) > 1 or max(weights.heights) <= KERNEL_HEIGHT)

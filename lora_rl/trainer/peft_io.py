@@ -27,7 +27,7 @@ def export_peft(
     lora: Lora, adapter: AdapterConfig, weights: Mapping[str, Tensor], *, num_layers: int, base_model_name: str
 ) -> tuple[bytes, bytes]:
     """Bytes of a PEFT directory's weights and config, from whole tensors. Raises DataError for an empty adapter."""
-    tensors = on_host(peft_tensors(lora, adapter, weights))
+    tensors = {name: whole.float() for name, whole in on_host(peft_tensors(lora, adapter, weights)).items()}
     config = peft_config(lora, adapter, num_layers=num_layers, base_model_name=base_model_name)
     return encode_tensors(tensors, {"format": "pt"}), config
 

@@ -10,9 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lora_rl.trainer.lora_rows import TILE_ROWS
+from lora_rl.trainer.lora_rows import KERNEL_HEIGHT, TILE_ROWS
 
-MOST_INNER = 64
 NUM_WARPS = 4
 EXPAND_COLUMNS = 128
 PROJECT_STEP = 128
@@ -108,8 +107,8 @@ def write_outer(out_SQK: Tensor, y_TQ: Tensor, x_TK: Tensor, bounds_S2: Tensor) 
 
 
 def low_width(height: int) -> int:
-    """How much of a weight's height, a rank or a few, a program takes at a time; a product's least is 16."""
-    return min(MOST_INNER, max(16, triton.next_power_of_2(height)))
+    """How much of a weight's height a program takes at a time; a product's least is 16."""
+    return min(KERNEL_HEIGHT, max(16, triton.next_power_of_2(height)))
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lora_rl.trainer.lora_rows import ROW_STEP, first_columns, grouped_mm, is_grouped, padded_last
+from lora_rl.trainer.lora_rows import ROW_STEP, first_columns, padded_last
 from lora_rl.trainer.megatron_compat import mappings
 from lora_rl.trainer.pointwise import swiglu
 
@@ -84,7 +84,7 @@ class ExpertLinear(nn.Module):
         return base + torch.cat(parts, 1)
 
     def _base(self, x_MK: Tensor, groups: Groups) -> Tensor:
-        if is_grouped(x_MK):
+        if _is_grouped(x_MK):
             return _grouped_mm(x_MK, self.weight, groups.sizes_ES.sum(1))
         # Slot by slot: a row's bits do not hang on how many rows other adapters bring to its expert.
         return torch.cat(
@@ -98,7 +98,7 @@ class ExpertLinear(nn.Module):
         """Each row times its expert's part of its slot's A's: [M, P, R], zeros beyond the slot's own rank."""
         weights_S = [self._a_EPrK(slot, x_MK) for slot in groups.slots]
         rank = -(-max(weight.shape[2] for weight in weights_S) // ROW_STEP) * ROW_STEP
-        if is_grouped(x_MK):
+        if _is_grouped(x_MK):
             padded_S = [F.pad(weight, (0, 0, 0, rank - weight.shape[2])).flatten(1, 2) for weight in weights_S]
             return _grouped_mm(x_MK, _by_expert(padded_S), groups.sizes_ES.flatten()).unflatten(1, (-1, rank))
         unbound_SE = [weight.flatten(1, 2).unbind(0) for weight in weights_S]
@@ -111,7 +111,7 @@ class ExpertLinear(nn.Module):
     def _up(self, down_MR: Tensor, part: int, groups: Groups) -> Tensor:
         """Each row times its expert's part of its slot's B of one projection: [M, N]."""
         weights_S = [self._scaled_b_ENr(slot, part, down_MR) for slot in groups.slots]
-        if is_grouped(down_MR):
+        if _is_grouped(down_MR):
             padded_S = [padded_last(weight, down_MR.shape[1]) for weight in weights_S]
             return _grouped_mm(down_MR, _by_expert(padded_S), groups.sizes_ES.flatten())
         unbound_SE = [weight.unbind(0) for weight in weights_S]
@@ -160,5 +160,12 @@ def _by_expert(weights_S: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(weights_S), 1).flatten(0, 1)
 
 
+def _is_grouped(x: Tensor) -> bool:
+    """Whether torch has a grouped kernel for rows `x`: on CUDA in bf16."""
+    return x.is_cuda and x.dtype == torch.bfloat16 and len(x) > 0
+
+
 def _grouped_mm(x_MK: Tensor, weights_GNK: Tensor, sizes_G: Tensor) -> Tensor:
-    return grouped_mm(x_MK.contiguous(), weights_GNK.transpose(-2, -1), sizes_G.cumsum(0, dtype=torch.int32))
+    """Each group's rows times its own weight, transposed: [M, N]."""
+    product: Any = torch._grouped_mm  # pyright: ignore[reportPrivateImportUsage]
+    return product(x_MK.contiguous(), weights_GNK.transpose(-2, -1), sizes_G.cumsum(0, dtype=torch.int32))

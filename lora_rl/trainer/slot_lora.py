@@ -2,7 +2,7 @@
 
 A layer of Megatron's holds P projections of Hugging Face's side by side. Their A's stand one below the other in one
 matrix [Q, K], and their B's, transposed, in one block-diagonal [Q, N], so that a slot costs two thin products a layer
-whatever P is; with an A that all projections share, Q is the rank and B is full. The float32 parameters are the
+forward whatever P is; with an A that all projections share, Q is the rank and B is full. The float32 parameters are the
 masters; products use copies in the model's type, and leave float32 gradients beside them.
 
 Under tensor parallelism a column-parallel base has A whole and B split on its rows, a row-parallel base has A split on
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from lora_rl.trainer.adapter import Lora
 from lora_rl.trainer.lora_rows import (
     ROW_STEP,
-    BlockRows,
+    OuterBlock,
     Routing,
     Span,
     SpanWeights,
@@ -182,12 +182,12 @@ class _Lora:
         return SpanWeights(of_span=[slot and slot.b_QN for slot in self.slots])
 
     @functools.cached_property
-    def b_blocks(self) -> dict[Place, BlockRows]:
+    def b_places(self) -> dict[Place, OuterBlock]:
         """Each block of a B that any span has, with whose it is: in between, gradients are thrown away."""
         of_span = [{block.place: block for block in slot.b_blocks} if slot else {} for slot in self.slots]
         blocks = {place: block for own in of_span for place, block in own.items()}
         return {
-            place: BlockRows(rows=block.rows, columns=block.columns, wanted=tuple(place in own for own in of_span))
+            place: OuterBlock(rows=block.rows, columns=block.columns, wanted=tuple(place in own for own in of_span))
             for place, block in blocks.items()
         }
 
@@ -225,7 +225,7 @@ class _SlotLinear(torch.autograd.Function):
         lora: _Lora = ctx.lora
         grad_down_TQ = project(grad_TN, lora.b, lora.routing)
         a_grad_SQK = outer(grad_down_TQ, x_TK, lora.routing, lora.a.heights)
-        b_grads = outer_blocks(down_TQ, grad_TN, lora.routing, lora.b.heights, list(lora.b_blocks.values()))
+        b_grads = outer_blocks(down_TQ, grad_TN, lora.routing, lora.b.heights, list(lora.b_places.values()))
         grad_x_TK = grad_TN @ weight_NK if ctx.needs_input_grad[0] else None
         a = list(lora.a.of_span)
         for number, span, slot in lora.dropping:
@@ -235,10 +235,11 @@ class _SlotLinear(torch.autograd.Function):
                 a_grad_SQK[number, block.rows] = grad_down_tR.T @ drop(x_TK[span.rows])
                 if grad_x_TK is not None:
                     grad_x_TK[span.rows] += drop(grad_down_tR @ slot.a_QK[block.rows])
-        if grad_x_TK is not None:
-            add_expanded_(grad_x_TK, grad_down_TQ, SpanWeights(of_span=a) if lora.dropping else lora.a, lora.routing)
+        rest = SpanWeights(of_span=a) if lora.dropping else lora.a
+        if grad_x_TK is not None and any(rest.heights):
+            add_expanded_(grad_x_TK, grad_down_TQ, rest, lora.routing)
         slots = tuple(span.slot for span in lora.routing.spans)
-        lora.gradients.add(slots, a_grad_SQK, dict(zip(lora.b_blocks, b_grads, strict=True)))
+        lora.gradients.add(slots, a_grad_SQK, dict(zip(lora.b_places, b_grads, strict=True)))
         return grad_x_TK, None, None, None, None
 
 

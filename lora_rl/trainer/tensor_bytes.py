@@ -14,10 +14,12 @@ TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A whole file of CPU tensors of one type, sorted by name: the same tensors give the same bytes."""
+    """A whole file of CPU tensors of one type, sorted by name: the very bytes that the library gives."""
     ordered = dict(sorted(tensors.items()))
-    dtype = next((tensor.dtype for tensor in ordered.values()), torch.float32)
-    head = header(ordered, dtype, metadata)
+    dtypes = {tensor.dtype for tensor in ordered.values()} or {torch.float32}
+    if len(dtypes) > 1:
+        raise ValueError(f"tensors of {', '.join(sorted(map(str, dtypes)))}: all must have one type")
+    head = header(ordered, dtypes.pop(), metadata)
     return b"".join([head, *(tensor.flatten().view(torch.uint8).numpy().data for tensor in ordered.values())])
 
 
@@ -28,6 +30,6 @@ def header(tensors: Mapping[str, Tensor], dtype: torch.dtype, metadata: Mapping[
         end = offset + tensor.numel() * dtype.itemsize
         entries[name] = {"dtype": TYPES[dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
-    text = json.dumps({"__metadata__": metadata} | entries).encode()
+    text = json.dumps({"__metadata__": metadata} | entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text

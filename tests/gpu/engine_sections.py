@@ -59,7 +59,12 @@ class _Check:
             model_path=str(scale.model),
             dtype=dtype,
             engine=EngineConfig(
-                max_model_len=512, max_num_seqs=256, kv_cache_gib=0.5, gpu_memory_utilization=0.15, enforce_eager=True
+                max_model_len=512,
+                max_num_seqs=256,
+                kv_cache_gib=0.5,
+                gpu_kv_cache_gib=0.5,
+                gpu_memory_utilization=0.15,
+                enforce_eager=True,
             ),
             max_rank=16,
             slots=1,

@@ -20,10 +20,11 @@ from tests.resume.conftest import ROOT
 from tests.resume.driver import HOSTS
 
 RUN, ITERATIONS, KILLED_IN = "check", 3, 1
-DRIVER_DEADLINE_S = 240.0
+DRIVER_DEADLINE_S = 210.0
 QUICKSTART_ON_A_GPU = (
     "placement.mode=colocated",
     "engine.gpu_memory_utilization=0.2",
+    "engine.gpu_kv_cache_gib=2",
     "engine.max_num_seqs=256",
     "trainer.max_tokens_per_gpu=16384",
 )

@@ -65,9 +65,9 @@ def joint(found: Findings, scale: Scale) -> None:
 
 
 def recompute(found: Findings, scale: Scale) -> None:
-    """Activations kept, and computed again in the backward pass."""
+    """Activations kept, and computed again in the backward pass, under dropout."""
     for dtype, path in (("float32", scale.family("qwen3")), ("bfloat16", scale.model)):
-        adapter = _adapter(path, scale, rank=8, effect=0.05)
+        adapter = _adapter(path, scale, rank=8, effect=0.05).model_copy(update={"dropout": 0.1})
         stepped: list[Stepped] = []
         for recomputing in (False, True):
             with BenchTrainer(path, dtype, scale.scratch, max_rank=8, recompute=recomputing) as trainer:

@@ -13,7 +13,7 @@ from lora_rl.cli import doctor as module
 from lora_rl.cluster import workstation
 from lora_rl.cluster.processes import spawn
 from lora_rl.config import EngineConfig
-from lora_rl.preflight import needed_gib
+from lora_rl.preflight import RUNTIME_GIB
 from tests.processes import wait_until
 
 GIB = 2**30
@@ -27,7 +27,7 @@ def room(monkeypatch: pytest.MonkeyPatch, *, memory: float, disk: float) -> list
 
 
 def test_memory_is_what_preflight_wants_and_disk_has_a_measure_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = needed_gib(EngineConfig())
+    needed = RUNTIME_GIB + EngineConfig().kv_cache_gib
     assert needed < 7, "the machine of README has 8 GB in all"
     assert room(monkeypatch, memory=needed, disk=1.9) == [True, False]
     assert room(monkeypatch, memory=needed - 0.1, disk=2) == [False, True]

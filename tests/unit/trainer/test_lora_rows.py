@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from lora_rl.trainer.lora_rows import (
-    BlockRows,
+    OuterBlock,
     Routing,
     Span,
     SpanWeights,
@@ -67,8 +67,8 @@ def test_blocks_of_the_outer_product_stand_transposed():
     y_TQ, x_TK = _draw(9, 4), _draw(9, 6, seed=1)
     whole_SQK = outer(y_TQ, x_TK, ROUTING, HEIGHTS)
     blocks = [
-        BlockRows(rows=slice(0, 2), columns=slice(0, 5), wanted=(True, True, True)),
-        BlockRows(rows=slice(1, 4), columns=slice(5, 6), wanted=(True, True, True)),
+        OuterBlock(rows=slice(0, 2), columns=slice(0, 5), wanted=(True, True, True)),
+        OuterBlock(rows=slice(1, 4), columns=slice(5, 6), wanted=(True, True, True)),
     ]
     first, second = outer_blocks(y_TQ, x_TK, ROUTING, HEIGHTS, blocks)
     assert torch.equal(first, whole_SQK[:, 0:2, 0:5].mT)

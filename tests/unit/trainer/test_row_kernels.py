@@ -23,7 +23,6 @@ MOST_SHARED = 227 * 1024
 
 
 def test_the_kernels_give_what_the_loops_give():
-    # The interpreter must be on before Triton is imported: in a process of its own.
     code = """
         import torch
         from lora_rl.trainer import row_kernels
@@ -59,13 +58,65 @@ def test_the_kernels_give_what_the_loops_give():
                 looped = looped[:, 1:3, 30:].mT * torch.tensor([1, 0, 1])[:, None, None]
                 print((looped - block).abs().max().item(), looped.abs().max().item())
     """
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    differences = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
+    differences = _differences(code)
     assert len(differences) == 39
     assert all(between < 1e-4 and size > 1 for between, size in differences)
+
+
+@pytest.mark.parametrize("dropouts", [(0, 0, 0), (0.1, 0, 0.1), (0.1, 0.1, 0.1)])
+def test_a_train_step_by_kernels_has_the_gradients_of_one_by_loops(tiny_qwen3: Path, dropouts: tuple[float, ...]):
+    code = f"""
+        import torch
+        from lora_rl.config import AdapterConfig, AlgorithmConfig, SamplingConfig
+        from lora_rl.trainer import lora_rows
+        from lora_rl.trainer.adapter import lora_of
+        from lora_rl.trainer.learner import Job, Learner
+        from lora_rl.trainer.megatron_compat import init_distributed
+        from lora_rl.trainer.model import build_model
+        from lora_rl.trainer.slot_bank import SlotBank
+        from tests.builders import make_training_samples
+        from tests.unit.trainer.forward import random_weights
+
+        torch.set_num_threads(1)
+        model = build_model({str(tiny_qwen3)!r}, dtype="float32", device=init_distributed(0, 1))
+        bank = SlotBank(model)
+        # Ranks that fill no step of a kernel, and that need several; layers that some leave out.
+        targets = ("all-linear", ["q_proj", "v_proj"], ["down_proj", "k_proj"])
+        loras = [
+            lora_of(AdapterConfig(rank=rank, dropout=dropout, target_modules=modules), num_layers=2)
+            for rank, dropout, modules in zip((3, 40, 16), {dropouts}, targets)
+        ]
+        gradients = []
+        for by_kernels in (False, True):
+            lora_rows.has_kernels = lambda x: by_kernels
+            jobs, parameters = [], []
+            for slot, lora in enumerate(loras):
+                parameters += bank.fill(slot, lora, random_weights(bank, lora, seed=slot))
+                job = Job(
+                    slot=slot,
+                    samples=make_training_samples(seed=slot, longest=24),
+                    algorithm=AlgorithmConfig(),
+                    sampling=SamplingConfig(),
+                    dropout_seed=str(slot) if lora.dropout else None,
+                )
+                jobs.append(job)
+            Learner(model, bank, max_tokens=4096).forward_backward(jobs)
+            gradients.append([parameter.value.grad for parameter in parameters])
+        for looped, kernel in zip(*gradients, strict=True):
+            print(((looped - kernel).abs().max() / looped.abs().max()).item(), 1 + looped.abs().max().item())
+    """
+    differences = _differences(code)
+    assert len(differences) == 2 * (2 * 7 + 2 * 2 + 2 * 2)
+    assert all(between < 1e-4 and size > 1 for between, size in differences)
+
+
+def _differences(code: str) -> list[tuple[float, ...]]:
+    """Pairs of numbers that `code` prints. Triton's interpreter must be on before its import: in another process."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return [tuple(map(float, line.split())) for line in done.stdout.splitlines() if re.fullmatch(r"[-+.\de ]+", line)]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
