@@ -10,6 +10,7 @@ from torch import Tensor
 from lora_rl.store.handover import CONFIG, WEIGHTS, ring_directory
 from lora_rl.store.shared_file import SharedFiles
 from lora_rl.trainer.tensor_bytes import header
+from lora_rl.trainer.transfer import foreach_copy_
 
 
 class HandOver:
@@ -32,7 +33,7 @@ class HandOver:
         first = next(iter(tensors.values()))
         flat = data if first.device.type == "cpu" else torch.empty(data.shape, dtype=dtype, device=first.device)
         parts = flat.split([tensor.numel() for tensor in tensors.values()])
-        torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+        foreach_copy_(
             [part.view(tensor.shape) for part, tensor in zip(parts, tensors.values(), strict=True)],
             list(tensors.values()),
         )

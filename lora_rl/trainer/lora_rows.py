@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lora_rl.trainer.transfer import on_device
+from lora_rl.trainer.transfer import foreach_copy_, on_device
 
 ROW_STEP = 16
 """Low-rank rows are as wide as a multiple of this. Grouped products want strides of 16 bytes; on a CPU a product's last
@@ -25,8 +25,6 @@ TILE_ROWS = 64
 
 KERNEL_HEIGHT = 64
 """Of a weight's height, a rank or a few, so much at a time."""
-
-_foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +96,7 @@ class SpanWeights:
             return weights[0][None] if len(weights) == 1 else torch.stack(weights)
         stacked_SQK = weights[0].new_zeros(len(self.of_span), height, weights[0].shape[1])
         filled = [weight_QK[:own] for weight_QK, own in zip(stacked_SQK, self.heights, strict=True) if own]
-        _foreach_copy_(filled, weights)
+        foreach_copy_(filled, weights)
         return stacked_SQK
 
 

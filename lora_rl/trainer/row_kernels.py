@@ -16,8 +16,8 @@ NUM_WARPS = 4
 EXPAND_COLUMNS = 128
 PROJECT_STEP = 128
 """Columns of the input that are loaded at a time."""
-PROJECT_STAGES = 3
-"""Of them so many are under way: the kernel waits for memory, not for products."""
+STAGES = 3
+"""Steps of a product under way at a time: the kernels wait for memory, not for products."""
 OUTER_ROWS = 64
 """Loaded at a time, `OUTER_STAGES` times under way."""
 OUTER_COLUMNS = 128
@@ -27,55 +27,44 @@ OUTER_STAGES = 4
 def add_expanded_(out_TK: Tensor, down_TQ: Tensor, weights_SQK: Tensor, tiles_X3: Tensor) -> None:
     """Adds to each row of `out_TK` its row of `down_TQ` times the weight of its span, rounded once.
 
-    `tiles_X3` is that of `Routing`. Last dimensions are contiguous.
+    `tiles_X3` is that of `Routing`. The last dimension of `out_TK` is contiguous.
     """
-    grid = (triton.cdiv(out_TK.shape[1], EXPAND_COLUMNS), len(tiles_X3))
-    kernel: Any = _add_expanded[grid]
-    kernel(
-        out_TK,
-        down_TQ,
-        weights_SQK,
-        tiles_X3,
-        down_TQ.shape[1],
-        out_TK.shape[1],
-        out_TK.stride(0),
-        down_TQ.stride(0),
-        weights_SQK.stride(0),
-        weights_SQK.stride(1),
-        ROWS=TILE_ROWS,
-        COLUMNS=EXPAND_COLUMNS,
-        INNER=low_width(down_TQ.shape[1]),
-        num_warps=NUM_WARPS,
-    )
+    inner = low_width(down_TQ.shape[1])
+    _launch(out_TK, down_TQ, weights_SQK, tiles_X3, columns=EXPAND_COLUMNS, inner=inner, add=True)
 
 
 def project(x_TK: Tensor, weights_SQK: Tensor, tiles_X3: Tensor) -> Tensor:
     """Each row of `x_TK` times the weight of its span, transposed: [T, Q].
 
-    `tiles_X3` is that of `Routing`, and covers all rows. The last dimension of the weights is contiguous.
+    `tiles_X3` is that of `Routing`, and covers all rows.
     """
     out_TQ = x_TK.new_empty(len(x_TK), weights_SQK.shape[1])
     columns = low_width(weights_SQK.shape[1])
-    kernel: Any = _project[(triton.cdiv(weights_SQK.shape[1], columns), len(tiles_X3))]
+    _launch(out_TQ, x_TK, weights_SQK.mT, tiles_X3, columns=columns, inner=PROJECT_STEP, add=False)
+    return out_TQ
+
+
+def _launch(
+    out_TN: Tensor, x_TI: Tensor, weights_SIN: Tensor, tiles_X3: Tensor, *, columns: int, inner: int, add: bool
+) -> None:
+    kernel: Any = _times_weight[(triton.cdiv(out_TN.shape[1], columns), len(tiles_X3))]
     kernel(
-        out_TQ,
-        x_TK,
-        weights_SQK,
+        out_TN,
+        x_TI,
+        weights_SIN,
         tiles_X3,
-        x_TK.shape[1],
-        weights_SQK.shape[1],
-        out_TQ.stride(0),
-        x_TK.stride(0),
-        x_TK.stride(1),
-        weights_SQK.stride(0),
-        weights_SQK.stride(1),
+        x_TI.shape[1],
+        out_TN.shape[1],
+        out_TN.stride(0),
+        *x_TI.stride(),
+        *weights_SIN.stride(),
         ROWS=TILE_ROWS,
         COLUMNS=columns,
-        INNER=PROJECT_STEP,
+        INNER=inner,
+        ADD=add,
         num_warps=NUM_WARPS,
-        num_stages=PROJECT_STAGES,
+        num_stages=STAGES,
     )
-    return out_TQ
 
 
 def write_outer(out_SQK: Tensor, y_TQ: Tensor, x_TK: Tensor, bounds_S2: Tensor) -> None:
@@ -112,45 +101,10 @@ def low_width(height: int) -> int:
 
 
 @triton.jit
-def _add_expanded(
-    out_TK,
-    down_TQ,
-    weights_SQK,
-    tiles_X3,
-    num_inner,
-    num_columns,
-    out_stride,
-    down_stride,
-    weights_stride,
-    weight_stride,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    INNER: tl.constexpr,
-):
-    tile = tiles_X3 + 3 * tl.program_id(1)
-    span, start, stop = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
-    rows = start + tl.arange(0, ROWS)[:, None]
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None]
-    weight_QK = weights_SQK + span.to(tl.int64) * weights_stride
-    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for first in range(0, num_inner, INNER):
-        inner = first + tl.arange(0, INNER)
-        down_mask = (rows < stop) & (inner < num_inner)[None]
-        weight_mask = (inner < num_inner)[:, None] & (columns < num_columns)
-        down = tl.load(down_TQ + rows.to(tl.int64) * down_stride + inner[None], mask=down_mask, other=0.0)
-        weight = tl.load(weight_QK + inner[:, None] * weight_stride + columns, mask=weight_mask, other=0.0)
-        total = tl.dot(down, weight, total, input_precision="ieee")
-    mask = (rows < stop) & (columns < num_columns)
-    place = out_TK + rows.to(tl.int64) * out_stride + columns
-    sums = tl.load(place, mask=mask, other=0.0).to(tl.float32) + total
-    tl.store(place, sums.to(out_TK.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _project(
-    out_TQ,
-    x_TK,
-    weights_SQK,
+def _times_weight(
+    out,
+    x,
+    weights,
     tiles_X3,
     num_inner,
     num_columns,
@@ -158,28 +112,33 @@ def _project(
     x_stride,
     x_step,
     weights_stride,
-    weight_stride,
+    weight_inner,
+    weight_column,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
+    ADD: tl.constexpr,
 ):
+    """A tile of rows of `x` times columns of their span's weight, put into `out` or added to it."""
     tile = tiles_X3 + 3 * tl.program_id(1)
     span, start, stop = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     rows = start + tl.arange(0, ROWS)[:, None]
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None]
-    weight_QK = weights_SQK + span.to(tl.int64) * weights_stride
-    x_rows = x_TK + rows.to(tl.int64) * x_stride
+    weight = weights + span.to(tl.int64) * weights_stride + columns * weight_column
+    x_rows = x + rows.to(tl.int64) * x_stride
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for first in range(0, num_inner, INNER):
         inner = first + tl.arange(0, INNER)
         x_mask = (rows < stop) & (inner < num_inner)[None]
         weight_mask = (inner < num_inner)[:, None] & (columns < num_columns)
-        x = tl.load(x_rows + inner[None] * x_step, mask=x_mask, other=0.0)
-        weight = tl.load(weight_QK + columns * weight_stride + inner[:, None], mask=weight_mask, other=0.0)
-        total = tl.dot(x, weight, total, input_precision="ieee")
+        left = tl.load(x_rows + inner[None] * x_step, mask=x_mask, other=0.0)
+        right = tl.load(weight + inner[:, None] * weight_inner, mask=weight_mask, other=0.0)
+        total = tl.dot(left, right, total, input_precision="ieee")
     mask = (rows < stop) & (columns < num_columns)
-    place = out_TQ + rows.to(tl.int64) * out_stride + columns
-    tl.store(place, total.to(out_TQ.dtype.element_ty), mask=mask)
+    place = out + rows.to(tl.int64) * out_stride + columns
+    if ADD:
+        total += tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(place, total.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from lora_rl.trainer.model import FrozenModel
 from lora_rl.trainer.slot_experts import ExpertLinear, ExpertPair
 from lora_rl.trainer.slot_lora import Fused, Place, SlotLoraLinear, SlotWeights
 from lora_rl.trainer.targets import EXPERTS, LAYERS, MEGATRON_BLOCKS, of_experts
-from lora_rl.trainer.transfer import on_device
+from lora_rl.trainer.transfer import foreach_copy_, on_device
 
 ROW_PARALLEL = ("o_proj", "down_proj")
 """Projections split on the input, not on the output."""
@@ -27,7 +27,6 @@ ROW_PARALLEL = ("o_proj", "down_proj")
 # One launch for the tensors of all layers; torch does not list them as public.
 _foreach_mul: Any = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
 _foreach_mul_: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
-_foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
 
 class SlotBank:
@@ -137,7 +136,7 @@ class SlotBank:
         a_blocks = [(weights.a_QK, block) for weights in layers for block in weights.a_blocks]
         b_blocks = [(weights.b_QN, block) for weights in layers for block in weights.b_blocks]
         scaled = _foreach_mul([block.master for _, block in b_blocks], lora.scaling)
-        _foreach_copy_(
+        foreach_copy_(
             [into[block.rows, block.columns] for into, block in a_blocks + b_blocks],
             [block.master for _, block in a_blocks] + [b_NR.T for b_NR in scaled],
         )

@@ -122,10 +122,11 @@ def _differences(code: str) -> list[tuple[float, ...]]:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("height", [16, 64])
 def test_the_kernels_compile_for_a_hopper_card(height: int, dtype: str):
-    sizes = {"ROWS": TILE_ROWS, "COLUMNS": row_kernels.EXPAND_COLUMNS, "INNER": height}
-    _compiles(row_kernels._add_expanded, sizes, dtype, num_stages=3)
-    sizes = {"ROWS": TILE_ROWS, "COLUMNS": height, "INNER": row_kernels.PROJECT_STEP}
-    _compiles(row_kernels._project, sizes, dtype, num_stages=row_kernels.PROJECT_STAGES)
+    tile, contiguous = {"ROWS": TILE_ROWS, "x_step": 1}, ("weight_column", "weight_inner")
+    expand = {"COLUMNS": row_kernels.EXPAND_COLUMNS, "INNER": height, "ADD": True}
+    project = {"COLUMNS": height, "INNER": row_kernels.PROJECT_STEP, "ADD": False}
+    for sizes, step in zip((expand, project), contiguous, strict=True):
+        _compiles(row_kernels._times_weight, tile | sizes | {step: 1}, dtype, num_stages=row_kernels.STAGES)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -139,7 +140,7 @@ def test_outer_products_compile_for_a_hopper_card(height: int, contiguous: str, 
 
 def _compiles(kernel: Any, sizes: Mapping[str, int], dtype: str, num_stages: int, out: str | None = None) -> None:
     types = dict.fromkeys(kernel.arg_names, "i32") | {"tiles_X3": "*i32", "bounds_S2": "*i32"}
-    matrices = [name for name in kernel.arg_names if re.search("_S?[TQ][QK]+$", name)]
+    matrices = [name for name in kernel.arg_names if re.fullmatch("out|x|weights|.*_S?[TQ][QK]+", name)]
     assert len(matrices) == 3
     types |= dict.fromkeys(matrices, f"*{dtype}") | dict.fromkeys(sizes, "constexpr")
     signature = {name: types[name] for name in kernel.arg_names}
