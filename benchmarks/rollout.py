@@ -73,8 +73,9 @@ async def roll_out(
     from lora_rl.engine.serving import _lora_request, _sampling_params
     from lora_rl.engine.vllm_client import EngineRequest
 
-    draw = random.Random(seed)
+    draw, client = random.Random(seed), engine._started()._client
     sampling = SamplingConfig(max_response_tokens=arguments.tokens)
+    stops = client.stops_of(sampling.stop)
     requests = []
     for number in range(arguments.requests):
         prompt = draw.choices(range(5, 500), k=PROMPT_TOKENS)
@@ -83,13 +84,13 @@ async def roll_out(
         requests.append(
             EngineRequest(
                 prompt_tokens=prompt,
-                params=_sampling_params(request, sampling),
+                params=_sampling_params(request, sampling, stops),
                 lora=_lora_request(version.ref, version.lora_id) if version else None,
                 salt=f"{seed}/{number}",
             )
         )
     began = time.perf_counter()
-    outputs = await engine._started()._client.run_batch(requests)
+    outputs = await client.run_batch(requests)
     return sum(len(output.outputs[0].token_ids) for output in outputs), time.perf_counter() - began
 
 

@@ -100,9 +100,9 @@ class PeftStep:
     """The same step by transformers and PEFT: padded batches, float32 adapter, gradient accumulation."""
 
     def __init__(self, path: Path, dtype: torch.dtype, device: torch.device, samples: list[Sample]):
-        base = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
+        base: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
         config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-        self._model: Any = get_peft_model(base, config)
+        self._model: Any = get_peft_model(base.to(device), config)
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(self._parameters, lr=1e-4)
         self._samples = samples

@@ -73,7 +73,8 @@ class Case:
     def flops(self, config: Qwen3Config) -> float:
         """Forward and gradient of inputs (the base is frozen, so no gradient of weights), and causal attention."""
         heads = config.num_attention_heads * config.head_dim
-        layer = 2 * config.hidden_size * (heads + config.num_key_value_heads * config.head_dim)
+        key_values = (config.num_key_value_heads or config.num_attention_heads) * config.head_dim
+        layer = 2 * config.hidden_size * (heads + key_values)
         weights = config.num_hidden_layers * (layer + 3 * config.hidden_size * config.intermediate_size)
         weights += config.vocab_size * config.hidden_size
         attention = config.num_hidden_layers * self.total * self.tokens / 2 * heads * 4 * 3.5
