@@ -4,9 +4,9 @@
 
 Cases: `tiny` (random, rank 4, float32), `smollm2` (SmolLM2-135M, rank 16), `qwen3-8b` (random weights of that shape,
 rank 32). Trainer and engine are in one process, on one device. Each time an adapter is handed over, staged, exported,
-then published as a new version and asked for one token. An engine without our plugin then loads the same
-files from memory by `add_lora`. On a GPU decoding runs in a few CUDA graphs, unless `--eager`. About two minutes a case
-on two cores or on a GPU.
+then published as a new version and asked for one token. An engine without our plugin then loads the same files from
+memory by `add_lora`. On a GPU the engine runs in a few CUDA graphs, unless `--eager`. About two minutes a case on two
+cores or on a GPU.
 """
 
 import argparse
@@ -146,7 +146,7 @@ async def main(arguments: argparse.Namespace) -> None:
         "base, so what any token costs here. Store: the export's blobs and digests, and the trainer's "
         "probe, with a store in memory; in a run beside the load. Publish: finding the staged version, and the whole "
         "probe. add_lora: vLLM's own call in an engine without our plugin, from files in memory. Engines run "
-        + ("eagerly." if eager else f"with CUDA graphs of {', '.join(map(str, GRAPH_SIZES))} requests.")
+        + ("eagerly." if eager else f"with CUDA graphs of {', '.join(map(str, GRAPH_SIZES))} tokens.")
     )
     for name in arguments.cases:
         measured = row(CASES[name], *await measure(CASES[name], arguments.times, graphs))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.rollout [--model NAME] [--requests N] [--tokens N] [--times N] [--eager] [--out FILE]
 
-Random weights of a Qwen3 shape: no answer ends early, all have the full length. The engine is the product's, with
-decoding in a few CUDA graphs and without compilation, or eager; requests go to vLLM as a rollout's do. About two
+Random weights of a Qwen3 shape: no answer ends early, all have the full length. The engine is the product's, in a few
+CUDA graphs and without compilation, or eager; requests go to vLLM as a rollout's do. About two
 minutes for qwen3-8b on a GPU; `--model tiny-qwen3 --dtype float32` runs on a CPU.
 """
 
@@ -112,7 +112,7 @@ async def main(arguments: argparse.Namespace) -> None:
                 f"{share:.0%}",
             ]
         )
-    how = "eager" if arguments.eager else f"decoding in CUDA graphs of {', '.join(map(str, GRAPH_SIZES))} requests"
+    how = "eager" if arguments.eager else f"in CUDA graphs of {', '.join(map(str, GRAPH_SIZES))} tokens"
     header = ["under", "tokens", "seconds, median", "seconds, slowest", "tokens/s, median", "of base"]
     body = (
         f"{case.text} on all linear layers, {how}; {arguments.requests} requests of {PROMPT_TOKENS} prompt tokens and "

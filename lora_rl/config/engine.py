@@ -35,8 +35,9 @@ class EngineConfig(Section):
     """No compilation: starts faster, decodes slower on GPUs."""
 
     cuda_graph_sizes: tuple[int, ...] = ()
-    """Batch sizes whose decoding runs as CUDA graphs, without compilation: starts in seconds what takes minutes when
-    vLLM chooses. Empty for vLLM's choice. Needs `enforce_eager: false`."""
+    """Sizes of forward passes that run as CUDA graphs, in tokens: one for each request that decodes, and short prompts.
+    Without compilation: starts in seconds what takes minutes when vLLM chooses. Empty for vLLM's choice. Needs
+    `enforce_eager: false`."""
 
     fast_cpu_lora: bool = True
     """Our LoRA kernels for the CPU in place of the shipped ones; same outputs."""

@@ -48,14 +48,18 @@ class MappedLora(LoRAModel):
     ) -> "LoRAModel":
         """The adapter in the PEFT directory `lora_dir`. Raises ValueError for names that no layer has."""
         device = current_platform.device_type
-        lora = cls.from_lora_tensors(
-            lora_model_id=lora_model_id,
-            tensors=read_tensors(Path(lora_dir, "adapter_model.safetensors"), device),
-            peft_helper=peft_helper,
-            device=device,
-            dtype=dtype,
-            weights_mapper=weights_mapper,
-        )
+        try:
+            lora = cls.from_lora_tensors(
+                lora_model_id=lora_model_id,
+                tensors=read_tensors(Path(lora_dir, "adapter_model.safetensors"), device),
+                peft_helper=peft_helper,
+                device=device,
+                dtype=dtype,
+                weights_mapper=weights_mapper,
+            )
+        finally:
+            # the file's owner may write the next version there, or take it away
+            _wait_for_copies(device)
         _scale(lora.loras.values())
         unexpected = sorted(name for name in lora.loras if _kind(name) not in expected_lora_modules)
         if unexpected:
@@ -81,6 +85,7 @@ class MappedLoraManager(LRUCacheWorkerLoRAManager):
         super().__init__(*args, **kwargs)
         self._lora_model_cls = MappedLora
         self._stacks: list[Tensor] = []
+        self._slot_stacks: dict[int, list[Tensor]] = {}
 
     def create_lora_manager(self, *args: Any, **kwargs: Any) -> Any:
         model = super().create_lora_manager(*args, **kwargs)
@@ -105,17 +110,19 @@ class MappedLoraManager(LRUCacheWorkerLoRAManager):
         if None not in slots:
             raise RuntimeError(f"all {len(slots)} slots hold adapters; unload one first")
         index = slots.index(None)
-        _foreach_zero_([stack[index] for stack in self._stacks])
+        if index not in self._slot_stacks:
+            self._slot_stacks[index] = [stack[index] for stack in self._stacks]
+        _foreach_zero_(self._slot_stacks[index])
 
 
 def read_tensors(path: Path, device: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, all views of one copy of it on `device`."""
+    """The tensors of a safetensors file, all views of one copy of it on `device`, which may still be under way."""
     bytes_N = _files(device).read(path)
     (length,) = struct.unpack("<Q", bytes_N[:8].numpy().tobytes())
     header = json.loads(bytes_N[8 : 8 + length].numpy().tobytes())
     header.pop("__metadata__", None)
-    # the copy is ours: the file's owner may write the next version there, and scaling is multiplied in place
-    data = bytes_N[8 + length :].to(device, copy=True)
+    # a copy also on the CPU: scaling is multiplied in place
+    data = bytes_N[8 + length :].to(device, copy=True, non_blocking=True)
     return {
         name: data[slice(*entry["data_offsets"])].view(TYPES[entry["dtype"]]).view(entry["shape"])
         for name, entry in header.items()
@@ -131,6 +138,11 @@ def _files(device: str) -> SharedFiles:
 def install() -> None:
     """Puts the manager in the place of vLLM's in this process."""
     lora_model_runner_mixin.LRUCacheWorkerLoRAManager = MappedLoraManager  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _wait_for_copies(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.current_stream().synchronize()
 
 
 def _scale(loras: Collection[Any]) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,10 @@ from lora_rl.store.handover import CONFIG, WEIGHTS, ring_directory
 from lora_rl.store.shared_file import SharedFiles
 from lora_rl.trainer.tensor_bytes import header
 from lora_rl.trainer.transfer import foreach_copy_
+
+_unflatten: Any = torch._utils._unflatten_dense_tensors
+"""Views of a flat tensor, shaped like others; torch does not list it as public. One by one they take longer than copies
+into all of them."""
 
 
 class HandOver:
@@ -32,11 +37,7 @@ class HandOver:
         data = file.bytes_N[len(head) :].view(dtype)
         first = next(iter(tensors.values()))
         flat = data if first.device.type == "cpu" else torch.empty(data.shape, dtype=dtype, device=first.device)
-        parts = flat.split([tensor.numel() for tensor in tensors.values()])
-        foreach_copy_(
-            [part.view(tensor.shape) for part, tensor in zip(parts, tensors.values(), strict=True)],
-            list(tensors.values()),
-        )
+        foreach_copy_(_unflatten(flat, tuple(tensors.values())), tuple(tensors.values()))
         if flat is not data:
             data.copy_(flat)
         return directory
@@ -44,7 +45,10 @@ class HandOver:
 
 def _make(path: Path, size: int) -> None:
     """The file, with all its memory. One of another size goes first: an engine may still read it."""
-    if path.exists() and path.stat().st_size != size:
+    if path.exists():
+        if path.stat().st_size == size:
+            return
         path.unlink()
-    with path.open("r+b" if path.exists() else "w+b") as file:
+    with path.open("w+b") as file:
+        # gives the file its size once it has the memory
         os.posix_fallocate(file.fileno(), 0, size)
