@@ -20,6 +20,9 @@ def set_environment(engine: EngineConfig) -> None:
         # Waiting threads sleep: when they spin, a busy machine makes a rollout 15 times slower.
         "OMP_WAIT_POLICY": "PASSIVE",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Graphs of our sizes break at attention, which then knows each prompt's length. Whole graphs of prefills are
+        # captured with one token a request: FlashAttention 3 takes them for decoding, and drops the causal mask.
+        "VLLM_USE_BREAKABLE_CUDAGRAPH": str(int(bool(engine.cuda_graph_sizes))),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

@@ -85,11 +85,11 @@ def start_vllm(
         # Logits in bfloat16 are off by 0.03 on average, most of what would part the engine from the trainer.
         arguments["hf_overrides"] = {"head_dtype": "float32"}
     if engine.cuda_graph_sizes:
-        # Graphs of whole models need no compilation. Short prefills run in them too where attention can, as by
-        # FlashAttention 3: launched from Python, the first token of a new adapter takes five times as long.
+        # Decoding in whole graphs, short prefills in pieces: neither needs compilation. Launched from Python, the first
+        # token of a new adapter takes five times as long.
         arguments["compilation_config"] = {
             "mode": "NONE",
-            "cudagraph_mode": "FULL",
+            "cudagraph_mode": "FULL_AND_PIECEWISE",
             "cudagraph_capture_sizes": list(engine.cuda_graph_sizes),
         }
     if engine.tensor_parallel > 1:

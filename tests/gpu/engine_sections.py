@@ -35,25 +35,27 @@ QUESTIONS = (
 
 def engine(found: Findings, scale: Scale) -> None:
     """Publishes two versions, and compares what the engine says of its answers with what the trainer says."""
-    _check(found, scale, scale.dtype)
+    _check(found, scale, scale.dtype, graphs=())
 
 
 def engine_float16(found: Findings, scale: Scale) -> None:
-    """The same in the type in which both agree best."""
-    _check(found, scale, "float16")
+    """The same in the type in which both agree best, and in CUDA graphs."""
+    _check(found, scale, "float16", graphs=(1, 8, 32, 128, 256))
 
 
-def _check(found: Findings, scale: Scale, dtype: str) -> None:
+def _check(found: Findings, scale: Scale, dtype: str, *, graphs: tuple[int, ...]) -> None:
     with BenchTrainer(
         scale.model, dtype, scale.scratch, max_rank=16, max_tokens_per_gpu=16384 if not scale.tiny else 2048
     ) as trainer:
-        asyncio.run(_Check(found, scale, trainer, dtype).run())
+        asyncio.run(_Check(found, scale, trainer, dtype, graphs).run())
 
 
 class _Check:
     """One engine with the adapters of one trainer."""
 
-    def __init__(self, found: Findings, scale: Scale, trainer: BenchTrainer, dtype: str) -> None:
+    def __init__(
+        self, found: Findings, scale: Scale, trainer: BenchTrainer, dtype: str, graphs: tuple[int, ...]
+    ) -> None:
         self._found, self._scale, self._trainer, self._dtype = found, scale, trainer, dtype
         self._engine = EngineActor(
             model_path=str(scale.model),
@@ -64,7 +66,8 @@ class _Check:
                 kv_cache_gib=0.5,
                 gpu_kv_cache_gib=0.5,
                 gpu_memory_utilization=0.15,
-                enforce_eager=True,
+                enforce_eager=not graphs,
+                cuda_graph_sizes=graphs,
             ),
             max_rank=16,
             slots=1,
