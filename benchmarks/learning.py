@@ -130,8 +130,7 @@ class Run:
 
     async def start(self) -> None:
         """Both models loaded, and the fresh adapter served."""
-        self._trainer.start()
-        await self._engine.start()
+        await asyncio.gather(asyncio.to_thread(self._trainer.start), self._engine.start())
         config = self._config
         self._state = self._trainer.new_state(store=self._store, adapter=config.adapter, seed=config.seed)
         self._adapter = await self._publish(self._state, 0)

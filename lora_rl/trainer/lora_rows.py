@@ -85,7 +85,8 @@ class SpanWeights:
     @functools.cached_property
     def heights(self) -> list[int]:
         """Zero where a span has none."""
-        return [0 if weight_QK is None else len(weight_QK) for weight_QK in self.of_span]
+        # a tensor's len() is Python's, five times as slow
+        return [0 if weight_QK is None else weight_QK.shape[0] for weight_QK in self.of_span]
 
     @functools.cached_property
     def stacked_SQK(self) -> Tensor:
