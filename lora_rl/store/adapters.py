@@ -1,6 +1,9 @@
 """PEFT directories of exported adapters, in the store and on disk; whole once the manifest, the last file, exists."""
 
+import errno
+import itertools
 import json
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,7 +47,7 @@ def download_adapter(store: ArtifactStore, adapter: AdapterRef, out: Path) -> No
     out = out.absolute()
     if _manifest_at(out) == _manifest(adapter):
         return
-    if out.exists() and not _may_replace(out):
+    if not _may_replace(out):
         raise ConfigError(f"{out}: is not an empty folder and no downloaded adapter; give another one")
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
@@ -53,22 +56,27 @@ def download_adapter(store: ArtifactStore, adapter: AdapterRef, out: Path) -> No
         for file, ref in _files(adapter).items():
             (fresh / file).write_bytes(store.get_blob(ref))
         (fresh / MANIFEST).write_bytes(canonical_json(_manifest(adapter)))
-        _exchange(fresh, out, Path(folder, "old"))
+        _put(fresh, out, Path(folder))
 
 
 def _folder(run: str, adapter: AdapterRef) -> str:
     return f"adapters/{check_name('run name', run)}/{check_name('adapter name', adapter.name)}"
 
 
-def _exchange(fresh: Path, out: Path, old: Path) -> None:
-    wanted = _manifest_at(fresh)
-    try:
-        if out.exists():
-            out.rename(old)
-        fresh.rename(out)
-    except OSError:
-        if _manifest_at(out) != wanted:  # else another process put the same one first
-            raise
+def _put(fresh: Path, out: Path, scratch: Path) -> None:
+    """Moves `fresh` to `out`, and another version that is there to `scratch`. Others may be doing the same."""
+    for attempt in itertools.count():
+        try:
+            fresh.rename(out)
+            return
+        except OSError as error:
+            # where `out` is a link to a folder: ENOTDIR
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        if _manifest_at(out) == _manifest_at(fresh):
+            return
+        with suppress(FileNotFoundError):  # another has moved it
+            out.rename(scratch / f"old-{attempt}")
 
 
 def _files(adapter: AdapterRef) -> dict[str, BlobRef]:
@@ -88,7 +96,11 @@ def _manifest_at(folder: Path) -> dict[str, Any] | None:
 
 
 def _may_replace(out: Path) -> bool:
-    if not out.is_dir():
+    """Whether nothing is there, or nothing but a download."""
+    try:
+        names = {path.name for path in out.iterdir()}
+    except FileNotFoundError:
+        return True
+    except NotADirectoryError:
         return False
-    names = {path.name for path in out.iterdir()}
     return names <= {"adapter_config.json", "adapter_model.safetensors", MANIFEST} and (not names or MANIFEST in names)

@@ -118,6 +118,14 @@ def test_download_with_a_file_beside_it_is_foreign(store: ArtifactStore, tmp_pat
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
 
 
+def test_download_replaces_a_link_to_an_older_download(store: ArtifactStore, tmp_path: Path):
+    download_adapter(store, make_adapter(store, 1), tmp_path / "first")
+    (tmp_path / "out").symlink_to(tmp_path / "first")
+    download_adapter(store, make_adapter(store, 2), tmp_path / "out")
+    assert (tmp_path / "out" / FILES[1]).read_bytes() == b"weights of version 2"
+    assert (tmp_path / "first" / FILES[1]).read_bytes() == b"weights of version 1"
+
+
 def test_failed_download_leaves_nothing(store: ArtifactStore, tmp_path: Path):
     adapter = make_adapter(store)
     store.write(adapter.weights.key, b"weights of version X")
@@ -126,10 +134,15 @@ def test_failed_download_leaves_nothing(store: ArtifactStore, tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_downloads_to_one_folder_at_a_time_all_succeed(store: ArtifactStore, tmp_path: Path):
-    adapter, failures = make_adapter(store), []
+@pytest.mark.parametrize("older", [False, True], ids=["nothing there", "another version there"])
+def test_downloads_to_one_folder_at_a_time_all_succeed(store: ArtifactStore, tmp_path: Path, older: bool):
+    adapter, failures = make_adapter(store, 2), []
+    if older:
+        download_adapter(store, make_adapter(store, 1), tmp_path / "out")
+    start = threading.Barrier(8)
 
     def download() -> None:
+        start.wait()
         try:
             download_adapter(store, adapter, tmp_path / "out")
         except Exception as error:
