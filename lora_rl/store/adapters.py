@@ -102,5 +102,5 @@ def _may_replace(out: Path) -> bool:
     except FileNotFoundError:
         return True
     except NotADirectoryError:
-        return False
+        return not out.exists()  # then a folder above it is a file, and writing says so
     return names <= {"adapter_config.json", "adapter_model.safetensors", MANIFEST} and (not names or MANIFEST in names)
