@@ -3,19 +3,15 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 
 from lora_rl.store.handover import CONFIG, WEIGHTS, ring_directory
 from lora_rl.store.shared_file import SharedFiles
 from lora_rl.trainer.tensor_bytes import header
 from lora_rl.trainer.transfer import foreach_copy_
-
-_unflatten: Any = torch._utils._unflatten_dense_tensors
-"""Views of a flat tensor, shaped like others; torch does not list it as public. One by one they take longer than copies
-into all of them."""
 
 
 class HandOver:
@@ -37,7 +33,8 @@ class HandOver:
         data = file.bytes_N[len(head) :].view(dtype)
         first = next(iter(tensors.values()))
         flat = data if first.device.type == "cpu" else torch.empty(data.shape, dtype=dtype, device=first.device)
-        foreach_copy_(_unflatten(flat, tuple(tensors.values())), tuple(tensors.values()))
+        # Not public, but views made one by one take longer than the copies into them.
+        foreach_copy_(_unflatten_dense_tensors(flat, tuple(tensors.values())), tuple(tensors.values()))
         if flat is not data:
             data.copy_(flat)
         return directory
