@@ -3,8 +3,8 @@
     python -m benchmarks.rollout [--model NAME] [--requests N] [--tokens N] [--times N] [--eager] [--out FILE]
 
 Random weights of a Qwen3 shape: no answer ends early, all have the full length. The engine is the product's, in a few
-CUDA graphs and without compilation, or eager; requests go to vLLM as a rollout's do. About two
-minutes for qwen3-8b on a GPU; `--model tiny-qwen3 --dtype float32` runs on a CPU.
+CUDA graphs and without compilation, or eager; requests go to vLLM as a rollout's do. About two minutes for qwen3-8b on
+a GPU; `--model tiny-qwen3 --dtype float32` runs on a CPU.
 """
 
 import argparse
