@@ -42,6 +42,25 @@ def named_children(pid: int, name: str) -> list[psutil.Process]:
     return found
 
 
+def the_children(pid: int, name: str, count: int) -> list[psutil.Process]:
+    """The `count` running descendants whose command begins with `name`, by number.
+
+    Looks again where it sees more or fewer: a single look has missed one of two that ran. Raises TimeoutError.
+    """
+    found: list[psutil.Process] = []
+
+    def as_many() -> bool:
+        found[:] = sorted(named_children(pid, name), key=lambda process: process.pid)
+        return len(found) == count
+
+    try:
+        wait_until(as_many, f"{count} running {name} below process {pid}")
+    except TimeoutError as error:
+        error.add_note(f"there are {[process.pid for process in found]} among {named_children(pid, '')}")
+        raise
+    return found
+
+
 def free_ports(count: int) -> list[int]:
     """Ports that nothing listens on, and that no connection or listener gets by chance before they are used."""
     found: list[int] = []

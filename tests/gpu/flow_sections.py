@@ -1,13 +1,10 @@
 """The real flow over Ray and Prefect: its driver is killed, and the run goes on where it was."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-
-import psutil
 
 from lora_rl.cluster import workstation
 from lora_rl.cluster.token import token_environment
@@ -15,7 +12,7 @@ from lora_rl.config import load_config
 from lora_rl.store import STEPS, RunRecords, open_store
 from tests.gpu.findings import Findings
 from tests.gpu.scale import Scale
-from tests.processes import free_ports
+from tests.processes import free_ports, the_children
 from tests.resume.conftest import ROOT
 from tests.resume.driver import HOSTS
 
@@ -65,12 +62,7 @@ def flow(found: Findings, scale: Scale) -> None:
 def _actors(station: workstation.Workstation) -> set[tuple[str, int]]:
     """The standing actors: their names and processes."""
     ray = next(server for server in station.servers if server.name == "ray")
-    found = set()
-    for process in psutil.Process(ray.pid).children(recursive=True):
-        # what the killed driver left ends meanwhile
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found |= {(host, process.pid) for host in HOSTS.values() if process.name().startswith(host)}
-    return found
+    return {(host, the_children(ray.pid, host, 1)[0].pid) for host in HOSTS.values()}
 
 
 def _drive(store: str, environment: dict[str, str], *fate: str) -> tuple[int, float]:

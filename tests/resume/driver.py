@@ -15,7 +15,7 @@ from flows.train import train
 from lora_rl.cluster.connect import connect
 from lora_rl.cluster.workstation import current_workstation
 from lora_rl.store import RunRecords, StepRecord
-from tests.processes import named_children
+from tests.processes import the_children
 
 HOSTS = {"engine": "ray::EngineHost", "trainer": "ray::TrainerHost", "rollout": "ray::RolloutHost"}
 
@@ -26,10 +26,7 @@ def kill(victims: list[str]) -> None:
     assert station is not None
     ray = next(server for server in station.servers if server.name == "ray")
     for victim in (HOSTS[name] for name in victims if name != "driver"):
-        actors = named_children(ray.pid, victim)
-        assert actors, f"{victim}: not there to be killed"
-        for actor in actors:
-            actor.kill()
+        the_children(ray.pid, victim, 1)[0].kill()
     if "driver" in victims:
         os.kill(os.getpid(), signal.SIGKILL)
 

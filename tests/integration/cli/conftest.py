@@ -12,7 +12,7 @@ import pytest
 from lora_rl.cluster.workstation import current_workstation
 from lora_rl.config import StoreConfig
 from lora_rl.store import RunRecords, open_store
-from tests.processes import named_children
+from tests.processes import the_children
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "examples" / "tiny.yaml"
@@ -63,4 +63,4 @@ def actor_pids() -> dict[str, int]:
     station = current_workstation()
     assert station is not None
     ray = next(server for server in station.servers if server.name == "ray")
-    return {host: process.pid for host in HOSTS for process in named_children(ray.pid, host)}
+    return {host: process.pid for host in HOSTS for process in the_children(ray.pid, host, 1)}

@@ -29,7 +29,7 @@ from lora_rl.rollout.actor import RolloutActor
 from lora_rl.store import AdapterRef, open_store
 from tasks.hot_load import serve
 from tests.peft_adapters import PeftExporter, next_logp
-from tests.processes import named_children, running, wait_until
+from tests.processes import running, the_children, wait_until
 from tests.tolerances import PARITY
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -72,9 +72,8 @@ def vllm_processes() -> dict[int, psutil.Process]:
     assert station is not None
     head = next(server for server in station.servers if server.name == "ray")
     return {
-        actor.pid: vllm
-        for actor in named_children(head.pid, "ray::EngineHost")
-        for vllm in named_children(actor.pid, "VLLM::EngineCore")
+        actor.pid: the_children(actor.pid, "VLLM::EngineCore", 1)[0]
+        for actor in the_children(head.pid, "ray::EngineHost", 2)
     }
 
 
