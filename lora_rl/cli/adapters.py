@@ -26,6 +26,11 @@ def adapter(
     if commit is None:
         raise ConfigError(f"--iteration: {_lacks(run, wanted, done)}")
     ref = AdapterRef.from_json(commit["adapter"])
+    if not artifacts.has_blob(ref.weights):
+        raise ConfigError(
+            f"--iteration: the adapter after iteration {wanted} of {run} is no longer in {artifacts.uri()}, "
+            "`lora-rl prune` deletes old ones; the last one is there"
+        )
     try:
         download_adapter(artifacts, ref, out)
     except StoreError:

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from lora_rl.cli import adapters, doctor, models, run, status, workstation
+from lora_rl.cli import adapters, doctor, models, prune, run, status, workstation
 from lora_rl.cli.terminal import printable, terminal
 from lora_rl.errors import ConfigError, DataError, LoraRlError
 
@@ -23,6 +23,7 @@ app.command("up")(workstation.up)
 app.command("down")(workstation.down)
 app.command("status")(status.status)
 app.command("adapter")(adapters.adapter)
+app.command("prune")(prune.prune)
 app.command("doctor")(doctor.doctor)
 app.add_typer(models.app, name="models")
 

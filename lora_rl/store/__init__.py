@@ -1,8 +1,8 @@
 """The artifact store and the records in it. Importing this is cheap: no torch, ray, vllm, prefect or s3fs.
 
-artifact_store.py blobs and exclusive documents, over local_objects.py and s3_objects.py (s3_errors.py reads refusals);
-run_records.py the layout of a run; records.py a step's record and fingerprint; adapters.py PEFT directories;
-refs.py what passes between tasks; names.py, canonical.py, versions.py.
+artifact_store.py blobs and exclusive documents, over objects.py: local_objects.py and s3_objects.py (s3_errors.py reads
+refusals); run_records.py the layout of a run; records.py a step's record and fingerprint; prune.py what is not needed;
+adapters.py PEFT directories; refs.py what passes between tasks; names.py, canonical.py, versions.py.
 """
 
 from lora_rl.store.adapters import download_adapter, promote_adapter, promoted_uri

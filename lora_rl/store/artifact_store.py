@@ -4,54 +4,28 @@ An object is complete or absent, whoever dies while writing. All calls block; fr
 """
 
 import json
+import time
 import uuid
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lora_rl.config import StoreConfig
 from lora_rl.errors import ConfigError, DigestMismatch, StoreError
 from lora_rl.store.canonical import canonical_json, sha256_of
 from lora_rl.store.local_objects import LocalObjects
 from lora_rl.store.names import check_key, check_name, is_key
+from lora_rl.store.objects import Objects, StoredObject
 from lora_rl.store.refs import BlobRef
+
+BLOBS = "cas"
+"""The folder of all blobs."""
+
+FRESH_S = 12 * 3600
+"""A blob that is put again after this is written again: `prune` spares blobs of twice this age, so that none is taken
+away between its put and its record."""
 
 LOST = "put it back from a backup, or go on from an iteration before it: `lora-rl run --fork RUN@ITERATION`"
 """What to do about a blob of a committed iteration; steps of others are done again without being asked."""
-
-
-class Objects(Protocol):
-    """Where the bytes lie. Methods raise StoreError, with the mend, for whatever is refused for good."""
-
-    uri: str
-    """Absolute URI of the root, without a slash at its end."""
-
-    def impatient(self) -> "Objects":
-        """The same objects, with hardly any patience for a server that does not answer."""
-        ...
-
-    def write(self, key: str, data: bytes) -> None:
-        """Replaces the object."""
-        ...
-
-    def create(self, key: str, data: bytes) -> bool:
-        """False where the object exists: it stays as it is."""
-        ...
-
-    def read(self, key: str, size: int = 0) -> bytes | None:
-        """None where there is no such object. `size`, where known, lets large ones be fetched in parallel."""
-        ...
-
-    def size(self, key: str) -> int | None:
-        """Bytes; None where there is no such object."""
-        ...
-
-    def list(self, prefix: str) -> list[str]:
-        """Keys below the folder `prefix`, sorted."""
-        ...
-
-    def delete(self, key: str) -> None:
-        """Done also where there is no such object."""
-        ...
 
 
 class ArtifactStore:
@@ -63,10 +37,11 @@ class ArtifactStore:
         return f"{self._objects.uri}/{check_key(key)}" if key else self._objects.uri
 
     def put_blob(self, kind: str, data: bytes) -> BlobRef:
-        """Keeps `data` under its digest. A blob that is there already is not written again. Raises StoreError."""
+        """Keeps `data` under its digest. A blob that is there and fresh is not written again. Raises StoreError."""
         digest = sha256_of(data)
-        ref = BlobRef(key=f"cas/{check_name('blob kind', kind)}/{digest}", sha256=digest, size=len(data))
-        if not self.has_blob(ref):
+        ref = BlobRef(key=f"{BLOBS}/{check_name('blob kind', kind)}/{digest}", sha256=digest, size=len(data))
+        there = self._objects.stat(ref.key)
+        if there is None or there.size != ref.size or time.time() - there.modified > FRESH_S:
             self._objects.write(ref.key, data)
         return ref
 
@@ -84,7 +59,19 @@ class ArtifactStore:
 
     def has_blob(self, ref: BlobRef) -> bool:
         """Whether the blob is there with its size; its bytes are not read."""
-        return self._objects.size(check_key(ref.key)) == ref.size
+        there = self._objects.stat(check_key(ref.key))
+        return there is not None and there.size == ref.size
+
+    def blobs(self) -> list[StoredObject]:
+        """All blobs, unread. Walks all of them: for upkeep."""
+        return self._objects.find(BLOBS)
+
+    def delete_blob(self, blob: StoredObject) -> bool:
+        """Deletes the blob unless it was written again since it was found; whether it did."""
+        if self._objects.stat(check_key(blob.key)) != blob:
+            return False
+        self._objects.delete(blob.key)
+        return True
 
     def create(self, key: str, doc: dict[str, Any]) -> dict[str, Any]:
         """Creates the document unless there is one, and returns the one that is there: whoever came first wins.
@@ -126,7 +113,7 @@ class ArtifactStore:
 
     def list(self, prefix: str = "") -> list[str]:
         """Keys below the folder `prefix`, sorted, as they are at this moment. Walks all of them: not for hot paths."""
-        return self._objects.list(check_key(prefix.rstrip("/")) if prefix else "")
+        return [found.key for found in self._objects.find(check_key(prefix.rstrip("/")) if prefix else "")]
 
     def check(self) -> None:
         """Writes, reads, lists and deletes a small object. Raises StoreError with the mend, within seconds."""
@@ -138,7 +125,7 @@ class ArtifactStore:
                     f"{self.uri(key)}: was created twice: the server ignores If-None-Match, which records need; "
                     "update the server"
                 )
-            if objects.read(key) != data or objects.list("check").count(key) != 1:
+            if objects.read(key) != data or [found.key for found in objects.find("check")].count(key) != 1:
                 raise StoreError(
                     f"{self.uri(key)}: not found right after its write; use a server with read-after-write"
                 )

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lora_rl.errors import StoreError
+from lora_rl.store.objects import StoredObject
 
 _NOT_WRITABLE = "give a folder that this user may read and write as store.uri"
 _DISK_FULL = "free some space, or move the store"
@@ -58,20 +59,23 @@ class LocalObjects:
             except FileNotFoundError:
                 return None
 
-    def size(self, key: str) -> int | None:
+    def stat(self, key: str) -> StoredObject | None:
         with self._translated("read", key):
             try:
-                return (self._root / key).stat().st_size
+                found = (self._root / key).stat()
             except FileNotFoundError:
                 return None
+        return StoredObject(key=key, size=found.st_size, modified=int(found.st_mtime))
 
-    def list(self, prefix: str) -> list[str]:
+    def find(self, prefix: str) -> list[StoredObject]:
         folder = self._root / prefix
         with self._translated("list", prefix):
             if not folder.is_dir():
                 return []
             files = [Path(parent, name) for parent, _, names in os.walk(folder, onerror=_raise) for name in names]
-        return sorted(path.relative_to(self._root).as_posix() for path in files if path.parent != self._staging)
+        keys = sorted(path.relative_to(self._root).as_posix() for path in files if path.parent != self._staging)
+        # one may be deleted meanwhile
+        return [found for found in map(self.stat, keys) if found is not None]
 
     def delete(self, key: str) -> None:
         with self._translated("delete", key):

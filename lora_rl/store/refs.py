@@ -3,6 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+STATE, ADAPTER = "state", "adapter"
+"""Kinds of the blobs that are a checkpoint: a train state, and an exported version's files."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlobRef:

@@ -10,6 +10,7 @@ runs/<run>/starts/<flow-run id>.json           the iteration a flow run began wi
 """
 
 import logging
+import re
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -31,6 +32,8 @@ START = -1
 """The iteration under which the records before the first one stand."""
 
 logger = logging.getLogger("lora_rl.store")
+
+_OF_ITERATION = re.compile(r"runs/(?P<run>[^/]+)/(start|it(?P<number>\d+))/")
 
 READERS = 32
 """Commits that are read at a time: on S3 each takes tens of milliseconds, nearly all of it waiting."""
@@ -58,7 +61,7 @@ class RunRecords:
         given = {"config": config.model_dump(mode="json"), "versions": versions()}
         ours = given | {"config_sha256": config.sha256, "created": utc_now()}
         if fork is not None:
-            self._commit_of(fork)
+            self._check_state(fork)
             ours["fork"] = asdict(fork)
         stored = self._store.create(self._run_key, ours)
         if stored != ours:
@@ -131,6 +134,14 @@ class RunRecords:
                 f"run {self._name}: its config is none of this version ({faults}); go on with lora-rl "
                 f"{document['versions']['lora-rl']}, which recorded it, or use another --run-name"
             ) from None
+
+    def _check_state(self, fork: Fork) -> None:
+        state = BlobRef.from_json(self._commit_of(fork)["state"])
+        if not self._store.has_blob(state):
+            raise ConfigError(
+                f"--fork: the state after iteration {fork.iteration} of {fork.run} is no longer in "
+                f"{self._store.uri()}, `lora-rl prune` deletes old ones; take the last iteration or the run's start, -1"
+            )
 
     def iterations_wanted(self) -> int:
         """Iterations that the run goes to, as last given, also where its config is none of this version."""
@@ -246,6 +257,12 @@ class RunRecords:
 
     def _commit_key(self, it: int) -> str:
         return f"{self._folder(it)}/COMMIT.json"
+
+
+def iteration_of(key: str) -> tuple[str, int] | None:
+    """Run and iteration of a record's key; null for what is the whole run's."""
+    match = _OF_ITERATION.match(key)
+    return match and (match["run"], START if match["number"] is None else int(match["number"]))
 
 
 def _numerics(found: dict[str, str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import s3fs
 
 from lora_rl.errors import ConfigError, StoreError
+from lora_rl.store.objects import StoredObject
 from lora_rl.store.s3_errors import S3_ERRORS, Refusal, explain, refusal_of
 
 _RANGED_READ_BYTES = 50 * 2**20
@@ -66,20 +67,21 @@ class S3Objects:
         except FileNotFoundError:
             return None
 
-    def size(self, key: str) -> int | None:
+    def stat(self, key: str) -> StoredObject | None:
         try:
             info = self._call("read", key, self._fs.info)
         except FileNotFoundError:
             return None
-        return info["size"] if info["type"] == "file" else None
+        return _stored(key, info) if info["type"] == "file" else None
 
-    def list(self, prefix: str) -> list[str]:
+    def find(self, prefix: str) -> list[StoredObject]:
         try:
-            found = self._call("list", prefix, self._fs.find)
+            found = self._call("list", prefix, self._fs.find, detail=True)
         except FileNotFoundError:
             return []
         folder, root = self._path(prefix) + "/", self._path("") + "/"
-        return sorted(path.removeprefix(root) for path in found if path.startswith(folder) and not path.endswith("/"))
+        files = sorted(path for path in found if path.startswith(folder) and not path.endswith("/"))
+        return [_stored(path.removeprefix(root), found[path]) for path in files]
 
     def delete(self, key: str) -> None:
         self._call("delete", key, self._fs.rm_file)
@@ -107,6 +109,10 @@ class S3Objects:
                 if delay is None:
                     raise StoreError(f"{self.uri}/{key}: {doing} failed: {explain(error)}") from error
             time.sleep(delay)
+
+
+def _stored(key: str, info: dict[str, Any]) -> StoredObject:
+    return StoredObject(key=key, size=info["size"], modified=int(info["LastModified"].timestamp()))
 
 
 def _check_endpoint() -> None:

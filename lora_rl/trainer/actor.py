@@ -21,6 +21,7 @@ from lora_rl.data.samples_io import read_samples
 from lora_rl.errors import ConfigError, TrainerError
 from lora_rl.store import AdapterRef, ArtifactStore, BlobRef, canonical_json, open_store
 from lora_rl.store.handover import announce, keep_only
+from lora_rl.store.refs import ADAPTER
 from lora_rl.trainer.batches import Trainable, trainable
 from lora_rl.trainer.hand_over import HandOver
 from lora_rl.trainer.learner import Job, Learner
@@ -240,7 +241,7 @@ class TrainerActor:
             files = export_peft(
                 tenant.lora, adapter, weights, num_layers=model.num_layers, base_model_name=base_model_name
             )
-            refs = [artifacts.put_blob("adapter", data) for data in (*files, probe)]
+            refs = [artifacts.put_blob(ADAPTER, data) for data in (*files, probe)]
             ref = AdapterRef(name=adapter.name, version=version, weights=refs[0], config=refs[1], probe=refs[2])
             if handed_over is not None:
                 try:

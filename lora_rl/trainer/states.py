@@ -7,6 +7,7 @@ import torch
 from lora_rl.config import AdapterConfig
 from lora_rl.errors import ConfigError, TrainerError
 from lora_rl.store import ArtifactStore, BlobRef
+from lora_rl.store.refs import STATE
 from lora_rl.trainer.adapter import Clock, Lora, lora_of
 from lora_rl.trainer.model import FrozenModel
 from lora_rl.trainer.peft_io import import_peft
@@ -14,9 +15,6 @@ from lora_rl.trainer.ranks import first_rank_alone, together
 from lora_rl.trainer.slot_bank import SlotBank
 from lora_rl.trainer.slots import SlotTable, Tenant
 from lora_rl.trainer.state_io import MOMENTS, TrainState, check_shapes, decode_state, encode_state
-
-KIND = "state"
-"""Of the blobs in the store."""
 
 
 class StateKeeper:
@@ -70,7 +68,7 @@ class StateKeeper:
 
     def put(self, store: ArtifactStore, state: TrainState) -> BlobRef:
         """The blob of `state`, written by rank 0."""
-        return first_rank_alone(lambda: store.put_blob(KIND, encode_state(state)))
+        return first_rank_alone(lambda: store.put_blob(STATE, encode_state(state)))
 
     def _lora(self, adapter: AdapterConfig) -> Lora:
         if adapter.rank > self._max_rank:

@@ -17,6 +17,7 @@ import pytest
 from flows.silence import NAME, silent_runs_crashed
 from lora_rl.config import StoreConfig
 from lora_rl.store import STEPS, open_store
+from lora_rl.store.prune import GRACE_S
 from tests.integration.cli.conftest import PROGRAM, TINY, actor_pids, records_of
 from tests.processes import wait_until
 from tests.s3 import SECRET_KEY
@@ -161,6 +162,25 @@ def test_run_goes_on_and_then_reuses_what_is_committed(cli, cluster_environment,
     ended = cli("run", TINY, "--run-name", "first", "--set", "iterations=1", "--store", store, status=2)
     assert "iterations: 1, but 2 of first are committed" in ended.text
     assert json.loads(promoted.read_text())["version"] == 2
+
+
+def test_pruned_run_goes_on_from_what_is_left(cli, store, first) -> None:
+    def go_on(iterations: int) -> None:
+        seed, wanted = ("--set", "seed=5"), ("--set", f"iterations={iterations}")
+        cli("run", TINY, "--run-name", "pruned", *seed, *wanted, "--store", store)
+
+    go_on(2)
+    for path in Path(store.removeprefix("file://"), "cas").rglob("*"):
+        os.utime(path, (time.time() - 2 * GRACE_S,) * 2)
+    ended = cli("prune", "pruned", "--keep-last", "1", "--yes", "--store", store)
+    assert "deleted 3 blobs" in ended.text  # state, weights and probe of iteration 0; all versions have one config
+    records = records_of("pruned", store)
+    before = records.iteration_commit(1)
+    go_on(3)
+    assert records.first_uncommitted() == 3
+    assert records.iteration_commit(1) == before
+    fork = cli("run", TINY, "--run-name", "fork", "--fork", "pruned@0", "--store", store, status=2)
+    assert "--fork: the state after iteration 0 of pruned is no longer in" in fork.text
 
 
 def test_status_and_adapter_show_what_the_run_did(cli, store, first, tmp_path) -> None:

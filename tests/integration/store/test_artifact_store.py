@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -61,6 +63,21 @@ def test_missing_blob_is_an_error_that_names_it(store: ArtifactStore):
     assert not store.has_blob(ref)
     with pytest.raises(StoreError, match=f"{ref.key}: missing; put it back from a backup, or .*--fork"):
         store.get_blob(ref)
+
+
+def test_blobs_are_found_with_size_and_age_and_deleted_unless_written_since(store: ArtifactStore):
+    assert store.blobs() == []
+    refs = [store.put_blob(kind, data) for kind, data in (("samples", b"12"), ("state", b"1234"), ("state", b"5"))]
+    store.create("runs/a/run.json", {})
+    found = store.blobs()
+    assert {(blob.key, blob.size) for blob in found} == {(ref.key, ref.size) for ref in refs}
+    assert all(abs(time.time() - blob.modified) < 120 for blob in found)
+    assert not store.delete_blob(replace(found[0], modified=found[0].modified - 60))
+    assert store.blobs() == found
+    assert all(store.delete_blob(blob) for blob in found)
+    assert store.blobs() == []
+    assert not store.delete_blob(found[0])
+    assert store.read("runs/a/run.json") == {}
 
 
 def test_folder_is_not_a_blob(store: ArtifactStore):

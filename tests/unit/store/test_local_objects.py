@@ -27,7 +27,7 @@ def die(root: Path, at: str, call: str) -> None:
 def test_creator_killed_before_the_link_leaves_no_object(tmp_path: Path, at: str):
     die(tmp_path, at, "create")
     objects = LocalObjects(tmp_path)
-    assert (objects.read("runs/a/run.json"), objects.size("runs/a/run.json"), objects.list("")) == (None, None, [])
+    assert (objects.read("runs/a/run.json"), objects.stat("runs/a/run.json"), objects.find("")) == (None, None, [])
     assert objects.create("runs/a/run.json", b"[2]")
     assert objects.read("runs/a/run.json") == b"[2]"
 
@@ -38,7 +38,7 @@ def test_writer_killed_before_the_rename_leaves_the_old_object(tmp_path: Path, a
     objects.write("runs/a/run.json", b"[0]")
     die(tmp_path, at, "write")
     assert objects.read("runs/a/run.json") == b"[0]"
-    assert objects.list("") == ["runs/a/run.json"]
+    assert [found.key for found in objects.find("")] == ["runs/a/run.json"]
 
 
 def test_nothing_is_left_aside_by_writes_and_lost_races(tmp_path: Path):
@@ -61,7 +61,7 @@ def test_folder_that_cannot_be_written_is_told_with_the_mend():
 def test_root_that_is_a_file_is_told_with_the_mend(tmp_path: Path):
     (tmp_path / "file").write_text("")
     objects = LocalObjects(tmp_path / "file")
-    for call in (lambda: objects.create("a", b"1"), lambda: objects.read("a"), lambda: objects.size("a")):
+    for call in (lambda: objects.create("a", b"1"), lambda: objects.read("a"), lambda: objects.stat("a")):
         with pytest.raises(StoreError, match="a part of this path is a file"):
             call()
 

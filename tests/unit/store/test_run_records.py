@@ -120,7 +120,9 @@ def test_rows_of_a_run_recorded_without_a_digest_are_those_in_the_same_place(rec
 
 
 def test_fork_remembers_where_it_came_from(store: ArtifactStore, records: RunRecords):
-    begin(records, make_run_config())
+    records.create_run(make_run_config())
+    for it in (START, 0):
+        records.commit_iteration(it, {"state": store.put_blob("state", f"after {it}".encode()).to_json()})
     fork, other = Fork(run="night", iteration=0), RunRecords(store, "day")
     other.create_run(make_run_config(seed=1), fork)
     other.create_run(make_run_config(seed=2))
