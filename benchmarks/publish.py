@@ -45,6 +45,7 @@ CASES = {
 }
 ON_A_CPU, ON_A_GPU = ("tiny", "smollm2"), ("smollm2", "qwen3-8b")
 STAGES = ("export", "transfer", "load", "first_token", "to first token", "base_token", "store", "publish", "add_lora")
+HEADER = ("adapter", "MiB", *STAGES, "slowest", "load / add_lora")
 
 
 async def measure(case: Case, times: int, graphs: Mapping[str, Any]) -> tuple[int, list[dict[str, float]]]:
@@ -150,7 +151,7 @@ async def main(arguments: argparse.Namespace) -> None:
     )
     for name in arguments.cases:
         measured = row(CASES[name], *await measure(CASES[name], arguments.times, graphs))
-        rows = table(["adapter", "MiB", *STAGES, "slowest", "load / add_lora"], [measured])
+        rows = table(HEADER, [measured])
         append_result(arguments.out, title="Publish latency", body=f"{rows}\n\n{text}")
 
 
