@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from benchmarks.report import RESULTS, device_name, facts, table
-from lora_rl.config import RunConfig, SamplingConfig, StoreConfig, load_config
+from lora_rl.config import RunConfig, StoreConfig, load_config
 from lora_rl.data.chat import ChatRenderer
 from lora_rl.data.sources import open_source
 from lora_rl.data.types import Prompt
@@ -108,22 +108,42 @@ class Curve:
         )
 
 
+def held_out(config: RunConfig, count: int) -> list[Prompt]:
+    """Prompts of another seed, all different, and none that the run may train on."""
+    dynamic, renderer = config.algorithm.dynamic_sampling, ChatRenderer(resolve_model(config.model.name))
+    rounds = 1 if dynamic is None else dynamic.max_rounds
+    number = config.iterations * config.sampling.rollout_batch_size * rounds
+    shown = {prompt.text for prompt in _prompts(config, renderer, config.seed, number)}
+    kept: dict[str, Prompt] = {}
+    for prompt in _prompts(config, renderer, HELD_OUT_SEED, 100 * count):
+        if prompt.text not in shown:
+            kept.setdefault(prompt.text, prompt)
+        if len(kept) == count:
+            return list(kept.values())
+    raise DataError(
+        f"held out: {len(kept)} of {100 * count} prompts are no training prompts, {count} are wanted; "
+        "take a task with more prompts, or ask for fewer"
+    )
+
+
+def _prompts(config: RunConfig, renderer: ChatRenderer, seed: int, count: int) -> Iterator[Prompt]:
+    source = open_source(config.data, renderer, seed=seed)
+    position = 0
+    for _ in range(count):
+        batch = source.take(position, 1, max_prompt_tokens=config.sampling.max_prompt_tokens)
+        position = batch.positions[0]
+        yield batch.prompts[0]
+
+
 class Run:
     """One run's actors, in this process."""
 
-    def __init__(self, config: RunConfig, score: str, folder: Path) -> None:
-        self._config, self._score = config, score
+    def __init__(self, config: RunConfig, score: str, folder: Path, engine: EngineActor) -> None:
+        """`engine` has the run's model; it stays the caller's to shut down."""
+        self._config, self._score, self._engine = config, score, engine
         self._store = StoreConfig(uri=f"file://{folder}")
         model = resolve_model(config.model.name)
-        self._renderer = ChatRenderer(model)
         self._trainer = TrainerActor(model_path=model, dtype=config.model.dtype, trainer=config.trainer)
-        self._engine = EngineActor(
-            model_path=str(model),
-            dtype=config.model.dtype,
-            engine=config.engine,
-            max_rank=config.engine_max_rank,
-            slots=1,
-        )
         self._rollouter = RolloutActor(model_path=str(model))
         self._pool = GraderPool(config.reward)
         self._position = 0
@@ -179,35 +199,10 @@ class Run:
         metrics = reward_metrics(await self._pool.grade(samples))
         return metrics[f"reward/{self._score}/mean"], metrics["response/tokens/mean"]
 
-    def held_out(self, count: int) -> list[Prompt]:
-        """Prompts of another seed, all different, and none that the run may train on."""
-        config = self._config
-        number = config.iterations * config.sampling.rollout_batch_size
-        shown = {prompt.text for prompt in self._prompts(config.seed, config.sampling, number)}
-        kept: dict[str, Prompt] = {}
-        for prompt in self._prompts(HELD_OUT_SEED, config.sampling, 100 * count):
-            if prompt.text not in shown:
-                kept.setdefault(prompt.text, prompt)
-            if len(kept) == count:
-                return list(kept.values())
-        raise DataError(
-            f"held out: {len(kept)} of {100 * count} prompts are no training prompts, {count} are wanted; "
-            "take a task with more prompts, or ask for fewer"
-        )
-
     async def shutdown(self) -> None:
         self._pool.close()
         await self._rollouter.shutdown()
-        await self._engine.shutdown()
         self._trainer.shutdown()
-
-    def _prompts(self, seed: int, sampling: SamplingConfig, count: int) -> Iterator[Prompt]:
-        source = open_source(self._config.data, self._renderer, seed=seed)
-        position = 0
-        for _ in range(count):
-            batch = source.take(position, 1, max_prompt_tokens=sampling.max_prompt_tokens)
-            position = batch.positions[0]
-            yield batch.prompts[0]
 
     async def _publish(self, state: BlobRef, version: int) -> AdapterRef:
         exported = self._trainer.export_adapter(
@@ -222,15 +217,14 @@ class Run:
 
 
 async def learn(
-    config: RunConfig, out: Path, *, minutes: float, every: int, held_out: int, score: str
+    config: RunConfig, engine: EngineActor, prompts: list[Prompt], out: Path, *, minutes: float, every: int, score: str
 ) -> list[Evaluation]:
     """Trains for `config.iterations`, or as long as all is done within `minutes`; the evaluations, one before all."""
     # Imports take their seconds too.
     began, curve = time.perf_counter() - (time.time() - psutil.Process().create_time()), Curve(score)
     with TemporaryDirectory(prefix="lora-rl-learning-") as folder:
-        run = Run(config, score, Path(folder))
+        run = Run(config, score, Path(folder), engine)
         try:
-            prompts = run.held_out(held_out)
             await run.start()
             trained_s = evaluation_s = slowest_s = 0.0
 
@@ -267,6 +261,23 @@ async def learn(
     return curve.evaluations
 
 
+async def main(arguments: argparse.Namespace) -> None:
+    config = load_config(arguments.config, arguments.changes)
+    prompts = held_out(config, arguments.held_out)
+    engine = EngineActor(
+        model_path=str(resolve_model(config.model.name)),
+        dtype=config.model.dtype,
+        engine=config.engine,
+        max_rank=config.engine_max_rank,
+        slots=1,
+    )
+    minutes, every, score = arguments.minutes, arguments.every, arguments.score
+    try:
+        await learn(config, engine, prompts, arguments.out, minutes=minutes, every=every, score=score)
+    finally:
+        await engine.shutdown()
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="examples/h200-smollm2.yaml")
@@ -276,14 +287,4 @@ if __name__ == "__main__":
     parser.add_argument("--score", default="exact", help="the reward term that is reported")
     parser.add_argument("--out", type=Path, default=RESULTS / "learning")
     parser.add_argument("changes", nargs="*", help="field=value")
-    arguments = parser.parse_args()
-    asyncio.run(
-        learn(
-            load_config(arguments.config, arguments.changes),
-            arguments.out,
-            minutes=arguments.minutes,
-            every=arguments.every,
-            held_out=arguments.held_out,
-            score=arguments.score,
-        )
-    )
+    asyncio.run(main(parser.parse_args()))
