@@ -41,8 +41,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def make_checkpoint(shape: dict[str, Any], path: Path, *, device: str) -> Qwen3Config:
-    """A checkpoint in bfloat16 at `path`, drawn on `device`; returns its config."""
-    config = Qwen3Config(**COMMON, **shape)
+    """A checkpoint in bfloat16 at `path`, drawn on `device`; returns its config. `shape` may replace what is COMMON."""
+    config = Qwen3Config(**COMMON | shape)
     with torch.device(device):
         model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(path)

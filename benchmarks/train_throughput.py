@@ -10,6 +10,7 @@ for three shapes.
 
 import argparse
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,8 @@ PEFT_ROWS = 4096
 """Logits of so many rows live at a time."""
 WARM_UP, LEAST, MEASURED_S = 2, 3, 1.5
 """Runs before, and the runs and seconds that are measured at least."""
+OUT_OF_MEMORY = ("out of memory", "", "", "")
+"""Where a row's numbers would be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +86,8 @@ class Case:
     def samples(self, vocab: int, num_slots: int) -> list[list[Sample]]:
         """Each slot's: one prompt token and S answers a sequence, so S rows of which each predicts.
 
-        One answer of a token and without reward for each slot gives the others an advantage, at the cost of a row.
+        One answer of a token and without reward for each slot gives the others an advantage. It needs no row of its
+        own: the prompt that it shares predicts it.
         """
         draw = torch.Generator().manual_seed(0)
         share = self.sequences // num_slots
@@ -98,7 +102,7 @@ class Case:
                         prompt_id="0",
                         prompt_tokens=row[:1],
                         response_tokens=row[1:],
-                        logp_rollout=[-12.0] * (len(row) - 1),
+                        logp_rollout=[-math.log(vocab)] * (len(row) - 1),
                         reward=float(index < share),
                     )
                     for index, row in enumerate(rows)
@@ -118,6 +122,13 @@ class Step:
     def drop_gradients(self) -> None:
         for leaf in self.leaves:
             leaf.grad = None
+
+
+def numbers_of(case: Case, config: Qwen3Config, seconds: float, peak_gib: float) -> list[str]:
+    """A row's last cells."""
+    tflops = case.flops(config) / seconds / 1e12
+    share = f"{100 * tflops / PEAK_TFLOPS:.0f} %"
+    return [f"{case.total / seconds:.0f}", f"{tflops:.0f}", share, f"{peak_gib:.1f}"]
 
 
 class Table:
@@ -143,15 +154,13 @@ class Table:
             seconds = _seconds(step)
         except (torch.OutOfMemoryError, TrainerError) as error:
             print(f"{shape}, {name}, {case.text}: {error}", flush=True)
-            self._add([shape, name, case.text, "out of memory", "", "", ""])
-            return
-        tflops = case.flops(config) / seconds / 1e12
-        peak_gib = torch.cuda.max_memory_allocated() / 2**30
-        numbers = [f"{case.total / seconds:.0f}", f"{tflops:.0f}", f"{100 * tflops / PEAK_TFLOPS:.0f} %"]
-        self._add([shape, name, case.text, *numbers, f"{peak_gib:.1f}"])
+            numbers = OUT_OF_MEMORY
+        else:
+            numbers = numbers_of(case, config, seconds, torch.cuda.max_memory_allocated() / 2**30)
+        self.add(name, shape, case, numbers)
 
-    def _add(self, cells: list[str]) -> None:
-        line = f"| {' | '.join(cells)} |\n"
+    def add(self, name: str, shape: str, case: Case, numbers: Sequence[str]) -> None:
+        line = f"| {' | '.join([shape, name, case.text, *numbers])} |\n"
         with self._out.open("a") as file:
             file.write(line)
         print(line, end="", flush=True)
@@ -187,13 +196,13 @@ def our_step(model: FrozenModel, bank: SlotBank, case: Case, num_slots: int) -> 
     for slot, samples in enumerate(case.samples(model.vocab_size, num_slots)):
         parameters += bank.fill(slot, lora, bank.fresh_weights(lora, slot))
         jobs.append(Job(slot=slot, samples=samples, algorithm=ALGORITHM, sampling=SamplingConfig()))
-    learner = Learner(model, bank, max_tokens=case.total + num_slots)
+    learner = Learner(model, bank, max_tokens=case.total)
     return Step(run=lambda: learner.forward_backward(jobs), leaves=[parameter.value for parameter in parameters])
 
 
 @contextmanager
-def theirs(config: Qwen3Config, recompute: bool) -> Iterator[Any]:
-    with torch.device("cuda"):
+def theirs(config: Qwen3Config, recompute: bool, *, device: str) -> Iterator[Any]:
+    with torch.device(device):
         base = Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
     lora = LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     model: Any = get_peft_model(base, lora, autocast_adapter_dtype=False).train()
@@ -208,8 +217,8 @@ def theirs(config: Qwen3Config, recompute: bool) -> Iterator[Any]:
 
 def their_step(model: Any, config: Qwen3Config, case: Case) -> Step:
     """The same with cross-entropy in chunks of rows that are computed again in the backward pass."""
-    tokens = torch.randint(config.vocab_size, (case.sequences, case.tokens), device="cuda")
     head = model.lm_head.weight
+    tokens = torch.randint(config.vocab_size, (case.sequences, case.tokens), device=head.device)
 
     def chunk_loss(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy((hidden @ head.T).float(), targets, reduction="sum")
@@ -276,7 +285,7 @@ def run_ours(
 
 def run_theirs(shape: str, config: Qwen3Config, cases: Sequence[Case], recompute: bool, rows: Table) -> None:
     note = ", recompute" if recompute else ""
-    with theirs(config, recompute) as model:
+    with theirs(config, recompute, device="cuda") as model:
         for case in cases:
             if not rows.over:
                 name = f"transformers + PEFT{note}"
