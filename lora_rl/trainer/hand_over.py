@@ -10,8 +10,8 @@ from torch._utils import _unflatten_dense_tensors
 
 from lora_rl.store.handover import CONFIG, WEIGHTS, ring_directory
 from lora_rl.store.shared_file import SharedFiles
+from lora_rl.trainer.foreach import foreach_copy_
 from lora_rl.trainer.tensor_bytes import header
-from lora_rl.trainer.transfer import foreach_copy_
 
 
 class HandOver:

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lora_rl.trainer.transfer import foreach_copy_, on_device
+from lora_rl.trainer.foreach import foreach_copy_
+from lora_rl.trainer.transfer import on_device
 
 ROW_STEP = 16
 """Low-rank rows are as wide as a multiple of this. Grouped products want strides of 16 bytes; on a CPU a product's last

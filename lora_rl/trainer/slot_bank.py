@@ -13,20 +13,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lora_rl.trainer.adapter import Lora
+from lora_rl.trainer.foreach import foreach_copy_, foreach_mul, foreach_mul_
 from lora_rl.trainer.gradients import SlotParameter, reduce_gradients
 from lora_rl.trainer.lora_rows import Routing, Span, seeded_generator
 from lora_rl.trainer.model import FrozenModel
 from lora_rl.trainer.slot_experts import ExpertLinear, ExpertPair
 from lora_rl.trainer.slot_lora import Fused, Place, SlotLoraLinear, SlotWeights
 from lora_rl.trainer.targets import EXPERTS, LAYERS, MEGATRON_BLOCKS, of_experts
-from lora_rl.trainer.transfer import foreach_copy_, on_device
+from lora_rl.trainer.transfer import on_device
 
 ROW_PARALLEL = ("o_proj", "down_proj")
 """Projections split on the input, not on the output."""
-
-# One launch for the tensors of all layers; torch does not list them as public.
-_foreach_mul: Any = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
-_foreach_mul_: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
 
 
 class SlotBank:
@@ -135,7 +132,7 @@ class SlotBank:
             return
         a_blocks = [(weights.a_QK, block) for weights in layers for block in weights.a_blocks]
         b_blocks = [(weights.b_QN, block) for weights in layers for block in weights.b_blocks]
-        scaled = _foreach_mul([block.master for _, block in b_blocks], lora.scaling)
+        scaled = foreach_mul([block.master for _, block in b_blocks], lora.scaling)
         foreach_copy_(
             [into[block.rows, block.columns] for into, block in a_blocks + b_blocks],
             [block.master for _, block in a_blocks] + [b_NR.T for b_NR in scaled],
@@ -166,7 +163,7 @@ class SlotBank:
             if scale != 1:
                 own = [gradients[parameter.value] for parameter in self._slots[slot][1] if parameter.value in gradients]
                 if own:
-                    _foreach_mul_(own, 1 / scale)
+                    foreach_mul_(own, 1 / scale)
         parameters = [parameter for slot in slots for parameter in self._slots[slot][1]]
         reduce_gradients(parameters, gradients, self._model.groups)
         for master, gradient in gradients.items():

@@ -1,7 +1,7 @@
 """AdamW for one slot: its own moments, step clock and learning rate, so that no adapter feels its neighbours."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lora_rl.config import OptimizerConfig
 from lora_rl.trainer.adapter import Clock
+from lora_rl.trainer.foreach import foreach_mul_, foreach_norm
 from lora_rl.trainer.gradients import SlotParameter
 from lora_rl.trainer.ranks import Groups
 from lora_rl.trainer.state_io import MOMENTS
@@ -91,12 +92,13 @@ class SlotOptimizer:
         that is zero everywhere (all advantages zero) is no step at all: neither momentum nor weight decay moves the
         adapter where nothing was learnt. The sample clock goes on in both cases.
         """
-        norm = self._gradient_norm()
+        gradients = [(p, gradient) for p in self._trained if (gradient := p.value.grad) is not None]
+        norm = self._norm(gradients)
         finite, samples = finite_loss and math.isfinite(norm), self.clock.samples + num_samples
         lr = learning_rate(self._config, samples)
         stepped = finite and norm > 0
         if stepped:
-            self._clip(norm)
+            self._clip([gradient for _, gradient in gradients], norm)
             self._adamw.param_groups[0]["lr"] = lr
             self._adamw.step()
         self.drop_gradient()
@@ -111,25 +113,32 @@ class SlotOptimizer:
         for parameter in self.parameters:
             parameter.value.grad = None
 
-    def _gradient_norm(self) -> float:
+    def _norm(self, gradients: Sequence[tuple[SlotParameter, Tensor]]) -> float:
         """Of all that is trained, each part once, however many ranks hold it.
 
         Summed over all ranks at once, so that all take the same decision from the same bits.
         """
-        device = self._groups.device
-        squares = {True: torch.zeros((), device=device), False: torch.zeros((), device=device)}
-        for parameter in self._trained:
+        counted: dict[bool, list[Tensor]] = {True: [], False: []}
+        for parameter, gradient in gradients:
             copies = self._groups.edp if parameter.of_experts else self._groups.dp
-            if parameter.value.grad is not None and copies.rank() == 0:
-                squares[parameter.split_dim is not None] += parameter.value.grad.square().sum()
-        total = torch.stack([squares[True], squares[False] / self._groups.tp.size()])
+            if copies.rank() == 0:
+                counted[parameter.split_dim is not None].append(gradient)
+        split, whole = (_sum_of_squares(counted[is_split], self._groups.device) for is_split in (True, False))
+        total = torch.stack([split, whole / self._groups.tp.size()])
         if self._groups.world.size() > 1:
             dist.all_reduce(total, group=self._groups.world)
         return total.sum().sqrt().item()
 
-    def _clip(self, norm: float) -> None:
+    def _clip(self, gradients: Sequence[Tensor], norm: float) -> None:
         limit = self._config.clip_grad_norm
-        if limit is not None and norm > limit:
-            for parameter in self._trained:
-                if parameter.value.grad is not None:
-                    parameter.value.grad.mul_(limit / (norm + 1e-6))
+        if limit is not None and norm > limit and gradients:
+            foreach_mul_(gradients, limit / (norm + 1e-6))
+
+
+def _sum_of_squares(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """In float32, which AdamW squares in as well: beyond its range the sum is infinite."""
+    if not tensors:
+        return torch.zeros((), device=device)
+    # In float32 a CPU's norm of a large tensor is right to three digits only.
+    norms = torch.stack(foreach_norm(tensors, 2, torch.float64))
+    return norms.square().sum().float()

@@ -1,14 +1,10 @@
 """Values between host and device, without a wait for each."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
-"""Copies many tensors in one launch; torch does not list it as public."""
 
 
 def on_device(values: Tensor | Sequence[int] | Sequence[float], device: torch.device) -> Tensor:

@@ -12,13 +12,28 @@ from lora_rl.trainer.state_io import MOMENTS
 from tests.tolerances import EXACT, FORMULA
 from tests.unit.trainer.one_rank import ONE_RANK
 
+TWO_ALIKE = {"a": (3, 4), "b": (3, 4)}
 
-def _optimizer(clock: Clock = Clock(), *, frozen: tuple[str, ...] = (), **options) -> SlotOptimizer:
+
+def _optimizer(
+    clock: Clock = Clock(),
+    *,
+    frozen: tuple[str, ...] = (),
+    shapes: dict[str, tuple[int, ...]] = TWO_ALIKE,
+    split: tuple[str, ...] = (),
+    **options,
+) -> SlotOptimizer:
     draw = torch.Generator().manual_seed(0)
     parameters = [
-        SlotParameter(name=name, value=nn.Parameter(torch.randn(3, 4, generator=draw)), split_dim=None) for name in "ab"
+        SlotParameter(
+            name=name,
+            value=nn.Parameter(torch.randn(shape, generator=draw)),
+            split_dim=-1 if name in split else None,
+            of_experts=len(shape) == 3,
+        )
+        for name, shape in shapes.items()
     ]
-    moments = {moment: {name: torch.zeros(3, 4) for name in "ab"} for moment in MOMENTS}
+    moments = {moment: {name: torch.zeros(shape) for name, shape in shapes.items()} for moment in MOMENTS}
     return SlotOptimizer(parameters, OptimizerConfig(**options), clock, moments, ONE_RANK, frozen=frozen)
 
 
@@ -75,12 +90,77 @@ def test_a_gradient_below_the_limit_is_not_scaled():
     assert (optimizer.moment("exp_avg", optimizer.parameters[0]) - 1).abs().max() == EXACT
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(bad):
-    optimizer = _optimizer(weight_decay=0.1)
+def test_norm_and_clipping_are_torch_s_for_parameters_of_any_shape():
+    shapes = {"a": (4, 6), "b": (5, 4), "c": (1, 1), "d": (2, 3, 4), "e": (3, 1, 2)}
+    optimizer = _optimizer(shapes=shapes, split=("b", "e"), clip_grad_norm=0.5, betas=(0.0, 0.999))
+    draw = torch.Generator().manual_seed(1)
+    plain = [nn.Parameter(torch.zeros(shape)) for shape in shapes.values()]
+    # Transposed: not all are contiguous.
+    theirs = [torch.randn(p.shape[::-1], generator=draw).permute(*reversed(range(p.dim()))) for p in plain]
+    for parameter, other, gradient in zip(optimizer.parameters, plain, theirs, strict=True):
+        parameter.value.grad, other.grad = gradient.clone(), gradient
+    norm = torch.nn.utils.clip_grad_norm_(plain, 0.5).item()
+    assert optimizer.step(1).grad_norm == pytest.approx(norm, rel=FORMULA)
+    for parameter, gradient in zip(optimizer.parameters, theirs, strict=True):
+        assert (optimizer.moment("exp_avg", parameter) - gradient).abs().max() < FORMULA
+
+
+def test_the_norm_of_a_large_parameter_is_as_exact_as_of_a_small_one():
+    optimizer = _optimizer(shapes={"a": (1024, 1024)}, split=("a",))
+    optimizer.parameters[0].value.grad = torch.full((1024, 1024), 0.1)
+    assert optimizer.step(1).grad_norm == pytest.approx(1024 * 0.1, rel=FORMULA)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_parameter_without_gradient_neither_moves_nor_counts_in_the_norm(missing):
+    optimizer = _optimizer(clip_grad_norm=0.5, weight_decay=0.1)
     before = _values(optimizer)
     _set_gradients(optimizer, 1.0)
-    optimizer.parameters[0].value.grad[0, 0] = bad
+    optimizer.parameters[missing].value.grad = None
+    result = optimizer.step(1)
+    after = _values(optimizer)
+    assert (result.stepped, result.grad_norm) == (True, pytest.approx((2 - missing) * math.sqrt(12), rel=FORMULA))
+    assert torch.equal(after[missing], before[missing])
+    assert (after[1 - missing] - before[1 - missing]).abs().min() > 0
+
+
+@pytest.mark.parametrize("shapes", [TWO_ALIKE, {}], ids=["no gradient", "no parameter"])
+def test_no_gradient_at_all_is_no_step_though_its_samples_count(shapes):
+    optimizer = _optimizer(shapes=shapes, weight_decay=0.1)
+    before = _values(optimizer)
+    result = optimizer.step(4)
+    assert (result.stepped, result.finite, result.grad_norm) == (False, True, EXACT)
+    assert optimizer.clock == Clock(steps=0, samples=4)
+    assert all(torch.equal(a, b) for a, b in zip(before, _values(optimizer), strict=True))
+
+
+def test_a_large_gradient_within_float32_is_clipped_to_the_limit():
+    optimizer = _optimizer(clip_grad_norm=1.0, betas=(0.0, 0.999))
+    _set_gradients(optimizer, 1e18)
+    result = optimizer.step(1)
+    assert (result.stepped, result.grad_norm) == (True, pytest.approx(1e18 * math.sqrt(60), rel=FORMULA))
+    moments = [optimizer.moment("exp_avg", parameter) for parameter in optimizer.parameters]
+    assert torch.stack(moments).norm().item() == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("value", [1e20, 5e18], ids=["each square", "their sum alone"])
+@pytest.mark.parametrize("split", [(), ("b",), ("a", "b")])
+def test_a_gradient_whose_squares_leave_float32_is_not_finite(value, split):
+    optimizer = _optimizer(split=split, clip_grad_norm=1.0)
+    before = _values(optimizer)
+    _set_gradients(optimizer, value)
+    result = optimizer.step(1)
+    assert (result.stepped, result.finite, result.grad_norm) == (False, False, math.inf)
+    assert all(torch.equal(a, b) for a, b in zip(before, _values(optimizer), strict=True))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(bad, where):
+    optimizer = _optimizer(weight_decay=0.1, split=("b",))
+    before = _values(optimizer)
+    _set_gradients(optimizer, 1.0)
+    optimizer.parameters[where].value.grad[2, 3] = bad
     result = optimizer.step(4)
     assert (result.stepped, result.finite) == (False, False)
     assert optimizer.clock == Clock(steps=0, samples=4, skipped_in_a_row=1)
@@ -121,7 +201,7 @@ def test_a_frozen_parameter_neither_moves_nor_counts_in_the_norm():
     before = _values(optimizer)
     for _ in range(2):
         _set_gradients(optimizer, 1.0)
-        optimizer.parameters[1].value.grad[0, 0] = math.nan
+        optimizer.parameters[1].value.grad = torch.full((3, 4), math.nan)
         result = optimizer.step(1)
     after = _values(optimizer)
     assert (result.stepped, result.grad_norm) == (True, pytest.approx(math.sqrt(12), rel=FORMULA))
