@@ -130,12 +130,14 @@ class SlotBank:
         if not layers:
             # The adapter is all on experts, or on other stages.
             return
-        a_blocks = [(weights.a_QK, block) for weights in layers for block in weights.a_blocks]
-        b_blocks = [(weights.b_QN, block) for weights in layers for block in weights.b_blocks]
-        scaled = foreach_mul([block.master for _, block in b_blocks], lora.scaling)
+        # Apart from the A's, as the B's are transposed: together they would all be copied one by one.
         foreach_copy_(
-            [into[block.rows, block.columns] for into, block in a_blocks + b_blocks],
-            [block.master for _, block in a_blocks] + [b_NR.T for b_NR in scaled],
+            [a_RK for weights in layers for a_RK in weights.a_parts],
+            [block.master for weights in layers for block in weights.a_blocks],
+        )
+        foreach_copy_(
+            [b_NR for weights in layers for b_NR in weights.b_parts],
+            foreach_mul([block.master for weights in layers for block in weights.b_blocks], lora.scaling),
         )
 
     @torch.no_grad()

@@ -66,6 +66,16 @@ class SlotWeights:
     """Transposed and scaled."""
     dropout: float
 
+    @functools.cached_property
+    def a_parts(self) -> list[Tensor]:
+        """Where each of `a_blocks` stands, as a view. All steps have the same: made anew, views cost what copies do."""
+        return [self.a_QK[block.rows, block.columns] for block in self.a_blocks]
+
+    @functools.cached_property
+    def b_parts(self) -> list[Tensor]:
+        """As `a_parts`, each as its master is: not transposed."""
+        return [self.b_QN[block.rows, block.columns].T for block in self.b_blocks]
+
     @classmethod
     def of(cls, fused: "Fused", lora: Lora, masters: Mapping[str, nn.Parameter], dtype: torch.dtype) -> "SlotWeights":
         """For those projections of the layer that the adapter covers; `masters` holds their A's and B's by name."""

@@ -82,6 +82,19 @@ def test_a_cleared_slot_leaves_nothing(model, bank):
     assert (sequence_logits(model, bank, TOKENS, slot=0) - before).abs().max() == EXACT
 
 
+def test_what_is_multiplied_follows_the_parameters_at_each_refresh(model, bank):
+    lora = all_linear(bank, rank=3)
+    parameters = bank.fill(0, lora, random_weights(bank, lora))
+    for seed in (1, 2):
+        weights = random_weights(bank, lora, seed)
+        for parameter in parameters:
+            parameter.value.data.copy_(weights[parameter.name])
+        bank.refresh(0)
+        bank.fill(1, lora, weights)
+        refreshed, filled = (sequence_logits(model, bank, TOKENS, slot=slot) for slot in (0, 1))
+        assert (refreshed - filled).abs().max() == EXACT
+
+
 def test_parameters_are_copies_of_the_weights_given(bank):
     lora = all_linear(bank)
     weights = random_weights(bank, lora)
