@@ -5,8 +5,9 @@
 Trainer, engine and graders run in this one process, without Ray and Prefect: the library's own actors, called in turn.
 Held-out prompts come from another seed, and none of them is among the run's training prompts. They are answered almost
 greedily (temperature 0.01) before the first iteration, every `--every`, and after the last. DIR gets learning.json anew
-after each iteration, learning.md and learning.png after each evaluation: what ends the run early loses none of them.
-Ends within `--minutes` of the process's start, the last evaluation included, or after `iterations`.
+after each iteration, learning.md, learning.png and the adapter after each evaluation: what ends the run early loses
+none of them, and `adapter.init=DIR/adapter` goes on from there with a new optimizer. Ends within `--minutes` of the
+process's start, the last evaluation included, or after `iterations`.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from lora_rl.models import resolve_model
 from lora_rl.rewards import GraderPool, reward_metrics
 from lora_rl.rollout.actor import RolloutActor
 from lora_rl.rollout.drawing import Drawing
-from lora_rl.store import AdapterRef, BlobRef
+from lora_rl.store import AdapterRef, BlobRef, download_adapter, open_store
 from lora_rl.tracking.plots import held_out_png
 from lora_rl.trainer.actor import TrainerActor
 
@@ -199,6 +200,10 @@ class Run:
         metrics = reward_metrics(await self._pool.grade(samples))
         return metrics[f"reward/{self._score}/mean"], metrics["response/tokens/mean"]
 
+    def save_adapter(self, folder: Path) -> None:
+        """Writes what is served as a PEFT directory."""
+        download_adapter(open_store(self._store), self._adapter, folder)
+
     async def shutdown(self) -> None:
         self._pool.close()
         await self._rollouter.shutdown()
@@ -239,6 +244,7 @@ async def learn(
                 took = f"{trained_s:.0f} s of training, {time.perf_counter() - began:.0f} s in all"
                 print(f"after {done} iterations, {took}: held out {score} {value:.1%}", flush=True)
                 curve.write(out, config)
+                run.save_adapter(out / "adapter")
 
             await evaluate(0)
             for it in range(config.iterations):

@@ -45,7 +45,8 @@ async def test_a_run_is_evaluated_before_within_and_after_and_serves_what_it_has
         assert set(SHOWN) < iteration.keys()
         assert iteration["mismatch/logp_abs/mean"] < 1e-4
     assert len(document["iterations"]) == 2
-    assert {file.name for file in tmp_path.iterdir()} == {"learning.json", "learning.md", "learning.png"}
+    assert {file.name for file in tmp_path.iterdir()} == {"learning.json", "learning.md", "learning.png", "adapter"}
+    assert json.loads((tmp_path / "adapter" / "manifest.json").read_text())["version"] == 2
     assert "learning@2" in await engine.serving()
 
 
