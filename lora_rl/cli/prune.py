@@ -19,19 +19,21 @@ from lora_rl.tracking import run_names
 
 def prune(
     runs: Annotated[
-        list[str] | None, typer.Argument(help="Names of the runs whose checkpoints to delete; all without.")
+        list[str] | None, typer.Argument(help="Names of the runs that lose checkpoints; all runs where none is named.")
     ] = None,
     keep_last: Annotated[
         int | None,
-        typer.Option(min=1, help="Delete the checkpoints of all but the last so many iterations."),
+        typer.Option(min=1, help="Also delete checkpoints: of each run all but those of its last so many iterations."),
     ] = None,
     keep_every: Annotated[
         int | None, typer.Option(min=1, help="With --keep-last: also keep those of every n-th iteration.")
     ] = None,
     store: StoreUri = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it only say what would be.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it nothing is deleted, only shown.")] = False,
 ) -> None:
     """Deletes what a store can do without: blobs that no record refers to and, if wanted, old checkpoints.
+
+    A checkpoint is an iteration's train state and adapter: without it no fork can start there.
 
     Samples, metrics and promoted adapters stay, and every run can go on. Blobs younger than a day are left alone.
     """
@@ -42,9 +44,10 @@ def prune(
         found = prunable(artifacts, thinning, now=time.time())
     _print(found)
     if not found.blobs:
+        terminal().print(f"nothing can be deleted in {shown_uri(artifacts.uri())}", soft_wrap=True)
         return
     if not yes:
-        terminal().print("nothing is deleted yet: add --yes", soft_wrap=True)
+        terminal().print(f"nothing is deleted yet in {shown_uri(artifacts.uri())}: add --yes", soft_wrap=True)
         return
     deleting = delete(artifacts, found.blobs)
     gone = sum(track(deleting, "deleting", total=len(found.blobs), console=console, transient=True))

@@ -4,6 +4,7 @@ An object is complete or absent, whoever dies while writing. All calls block; fr
 """
 
 import json
+import re
 import time
 import uuid
 from pathlib import Path
@@ -19,6 +20,8 @@ from lora_rl.store.refs import BlobRef
 
 BLOBS = "cas"
 """The folder of all blobs."""
+
+_BLOB = re.compile(rf"{BLOBS}/[^/]+/[0-9a-f]{{64}}")
 
 FRESH_S = 12 * 3600
 """A blob that is put again after this is written again: `prune` spares blobs of twice this age, so that none is taken
@@ -63,8 +66,8 @@ class ArtifactStore:
         return there is not None and there.size == ref.size
 
     def blobs(self) -> list[StoredObject]:
-        """All blobs, unread. Walks all of them: for upkeep."""
-        return self._objects.find(BLOBS)
+        """All blobs, unread, and nothing else that lies among them. Walks all of them: for upkeep."""
+        return [found for found in self._objects.find(BLOBS) if _BLOB.fullmatch(found.key)]
 
     def delete_blob(self, blob: StoredObject) -> bool:
         """Deletes the blob unless it was written again since it was found; whether it did."""

@@ -72,7 +72,9 @@ class LocalObjects:
         with self._translated("list", prefix):
             if not folder.is_dir():
                 return []
-            files = [Path(parent, name) for parent, _, names in os.walk(folder, onerror=_raise) for name in names]
+            # a run's folder may be a link to another disk
+            walk = os.walk(folder, onerror=_raise, followlinks=True)
+            files = [Path(parent, name) for parent, _, names in walk for name in names]
         keys = sorted(path.relative_to(self._root).as_posix() for path in files if path.parent != self._staging)
         # one may be deleted meanwhile
         return [found for found in map(self.stat, keys) if found is not None]

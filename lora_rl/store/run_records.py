@@ -34,6 +34,7 @@ START = -1
 logger = logging.getLogger("lora_rl.store")
 
 _OF_ITERATION = re.compile(r"runs/(?P<run>[^/]+)/(start|it(?P<number>\d+))/")
+_ATTEMPT = re.compile(r"runs/[^/]+/[^/]+/attempts/")
 
 READERS = 32
 """Commits that are read at a time: on S3 each takes tens of milliseconds, nearly all of it waiting."""
@@ -263,6 +264,11 @@ def iteration_of(key: str) -> tuple[str, int] | None:
     """Run and iteration of a record's key; null for what is the whole run's."""
     match = _OF_ITERATION.match(key)
     return match and (match["run"], START if match["number"] is None else int(match["number"]))
+
+
+def may_refer(key: str) -> bool:
+    """Whether the object below `runs/` is a document that may refer to blobs."""
+    return key.endswith(".json") and not _ATTEMPT.match(key)
 
 
 def _numerics(found: dict[str, str]) -> dict[str, Any]:

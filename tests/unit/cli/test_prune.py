@@ -24,8 +24,9 @@ def old(tiny: Path) -> list[Path]:
         adapter = AdapterRef(name="tiny", version=it + 1, weights=weights, config=config, probe=probe)
         records.commit_iteration(it, {"state": state, "adapter": adapter.to_json()})
     blobs = [path for path in Path(run.store.uri.removeprefix("file://"), "cas").rglob("*") if path.is_file()]
+    then = time.time() - GRACE_S - 60
     for path in blobs:
-        os.utime(path, (time.time() - GRACE_S - 60,) * 2)
+        os.utime(path, (then, then))
     return blobs
 
 
@@ -38,7 +39,7 @@ def test_it_deletes_only_when_told_to_and_only_once(cli, old) -> None:
     assert ended.status == 0
     assert "│ tiny │ 1" in ended.text
     assert "can be deleted │ 2 │" in ended.text
-    assert "nothing is deleted yet: add --yes" in ended.text
+    assert "nothing is deleted yet in lora-rl-store: add --yes" in ended.text
     assert left(old) == len(old)
     ended = cli("prune", "--keep-last", "1", "--yes")
     assert "deleted 2 blobs in lora-rl-store" in ended.text
@@ -46,6 +47,7 @@ def test_it_deletes_only_when_told_to_and_only_once(cli, old) -> None:
     ended = cli("prune", "--keep-last", "1", "--yes")
     assert ended.status == 0
     assert "can be deleted │ 0 │" in ended.text
+    assert "nothing can be deleted in lora-rl-store" in ended.text
     assert left(old) == len(old) - 2
 
 

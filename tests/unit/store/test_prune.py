@@ -1,6 +1,8 @@
 """What is deleted, and above all what is not. Blobs count as old once a test has aged them."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ from lora_rl.config import StoreConfig
 from lora_rl.errors import ConfigError, StoreError
 from lora_rl.store import START, AdapterRef, ArtifactStore, BlobRef, Fork, RunRecords, open_store
 from lora_rl.store.artifact_store import FRESH_S
-from lora_rl.store.prune import GRACE_S, Prunable, Thinning, prunable, prune
+from lora_rl.store.prune import GRACE_S, QUEUED, Prunable, Thinning, prunable, prune
 from lora_rl.store.refs import ADAPTER, STATE
 from tests.builders import make_run_config, make_step_record
 
@@ -26,8 +28,9 @@ def age(tmp_path: Path) -> Callable[[float], None]:
     """Makes all blobs so many seconds old."""
 
     def age(seconds: float) -> None:
+        then = time.time() - seconds
         for blob in (tmp_path / "cas").rglob("*"):
-            os.utime(blob, (time.time() - seconds,) * 2)
+            os.utime(blob, (then, then))
 
     return age
 
@@ -142,13 +145,17 @@ def test_state_that_another_run_has_too_stays(store: ArtifactStore, age):
     assert store.has_blob(BlobRef.from_json(first["state"]))
 
 
-def test_state_that_a_fork_will_start_from_stays_until_the_fork_has_begun(store: ArtifactStore, age):
+def test_state_that_a_fork_starts_from_stays_until_the_fork_cannot_start_again(store: ArtifactStore, age):
+    """Another config takes back the fork's start, which refers to the state, until its first iteration is committed."""
     night = run_of(store, "night", 4)
     run_of(store, "day", START, fork=Fork(run="night", iteration=1))
     age(GRACE_S + 60)
     pruned(store, 1)
     assert checkpoints(store, night) == [START, 1, 3]
     commit(store, "day", START)
+    pruned(store, 1)
+    assert checkpoints(store, night) == [START, 1, 3]
+    commit(store, "day", 0)
     pruned(store, 1)
     assert checkpoints(store, night) == [START, 3]
 
@@ -164,6 +171,7 @@ def test_fork_of_an_iteration_without_its_state_is_refused_with_what_there_is(st
 
 
 def test_blob_that_is_put_again_while_others_are_deleted_stays(store: ArtifactStore, age):
+    run_of(store, "night", START)
     lost = store.put_blob(STATE, b"of a step that is done again now")
     age(GRACE_S + 60)
     found = prunable(store, None, now=time.time())
@@ -175,10 +183,108 @@ def test_blob_that_is_put_again_while_others_are_deleted_stays(store: ArtifactSt
 
 def test_grace_is_long_enough_for_what_is_not_put_again(store: ArtifactStore, age):
     """A blob that is too fresh to be written again cannot be old when its step has had half of the grace to end."""
+    run_of(store, "night", START)
     store.put_blob(STATE, b"state")
     age(FRESH_S - 60)
     store.put_blob(STATE, b"state")
     assert prunable(store, None, now=time.time() + GRACE_S - FRESH_S).blobs == []
+
+
+@pytest.mark.parametrize("name", ["attempts", "start", "starts", "it00001", "runs", "cas", "run.json", "COMMIT.json"])
+def test_run_may_have_any_name_that_a_part_of_a_key_has(store: ArtifactStore, age, name: str):
+    records = run_of(store, name, 3)
+    records.begin_attempt(3, "rollout")
+    age(GRACE_S + 60)
+    assert prunable(store, None, now=time.time()).blobs == []
+    assert pruned(store, 1, None, name).iterations == {name: 2}
+    assert checkpoints(store, records) == [START, 2]
+
+
+def test_iterations_of_six_digits_are_ordered_by_number(store: ArtifactStore, age):
+    records = RunRecords(store, "night")
+    records.create_run(make_run_config())
+    for it in (99_999, 100_000, 100_001):
+        folder = f"runs/night/it{it:05d}"
+        store.replace(f"{folder}/COMMIT.json", {"state": store.put_blob(STATE, f"{it}".encode()).to_json()})
+    age(GRACE_S + 60)
+    assert pruned(store, 1).iterations == {"night": 2}
+    (left,) = store.blobs()
+    assert records.iteration_commit(100_001) == {"state": {"key": left.key, "sha256": left.key[-64:], "size": 6}}
+
+
+@pytest.mark.parametrize("gap", [0, 3, 5])
+def test_run_whose_commit_was_taken_back_goes_on_from_a_checkpoint(store: ArtifactStore, age, gap: int):
+    records = run_of(store, "night", 7)
+    store.delete(f"runs/night/it{gap:05d}/COMMIT.json")
+    age(GRACE_S + 60)
+    pruned(store, 1)
+    assert has_checkpoint(store, records, records.first_uncommitted() - 1)
+    assert has_checkpoint(store, records, gap - 1)
+
+
+@pytest.mark.parametrize("linked", ["runs", "runs/night", "runs/night/it00001"])
+def test_records_in_a_folder_that_is_a_link_are_read(store: ArtifactStore, age, tmp_path: Path, linked: str):
+    records = run_of(store, "night", 3)
+    disk = tmp_path / "another_disk"
+    (tmp_path / linked).rename(disk)
+    (tmp_path / linked).symlink_to(disk)
+    age(GRACE_S + 60)
+    assert prunable(store, None, now=time.time()).blobs == []
+    pruned(store, 1)
+    assert checkpoints(store, records) == [START, 2]
+
+
+def test_nothing_is_deleted_where_there_are_blobs_and_no_record(store: ArtifactStore, age, tmp_path: Path):
+    """As where the disk of the records is not mounted."""
+    assert prunable(store, None, now=time.time()).blobs == []
+    run_of(store, "night", 3)
+    (tmp_path / "runs").rename(tmp_path / "unmounted")
+    (tmp_path / "runs").mkdir()
+    age(GRACE_S + 60)
+    with pytest.raises(StoreError, match="runs: holds no record, so every blob would be deleted; bring the records"):
+        prunable(store, None, now=time.time())
+
+
+@pytest.mark.parametrize("name", ["cas/state/.nfs0001", "cas/state/.DS_Store", "cas/state/notes.txt", "cas/README"])
+def test_file_that_is_no_blob_is_none_of_its_business(store: ArtifactStore, age, tmp_path: Path, name: str):
+    run_of(store, "night", 3)
+    (tmp_path / name).write_text("not ours")
+    age(GRACE_S + 60)
+    assert len(pruned(store, 1).blobs) == 8
+    assert (tmp_path / name).read_text() == "not ours"
+
+
+def test_clock_or_time_of_a_blob_that_is_behind_deletes_nothing(store: ArtifactStore, age):
+    run_of(store, "night", 3)
+    age(-5 * GRACE_S)
+    assert prunable(store, Thinning(runs=["night"], keep_last=1), now=time.time()).blobs == []
+    age(GRACE_S + 60)
+    assert prunable(store, Thinning(runs=["night"], keep_last=1), now=time.time() - 3600).blobs == []
+
+
+INTERRUPTED = """
+import sys, time
+from lora_rl.config import StoreConfig
+from lora_rl.store import open_store
+from lora_rl.store.prune import prunable, prune
+store = open_store(StoreConfig(uri=sys.argv[1]))
+deleting = prune(store, prunable(store, None, now=time.time()).blobs)
+next(deleting)
+raise KeyboardInterrupt  # while the caller is busy: nobody closes the generator
+"""
+
+
+def test_deleting_ends_soon_after_it_was_interrupted(store: ArtifactStore, age, tmp_path: Path):
+    run_of(store, "night", START)
+    (tmp_path / "cas" / STATE).mkdir(parents=True)
+    for number in range(4 * QUEUED):
+        (tmp_path / "cas" / STATE / f"{number:064x}").touch()
+    age(GRACE_S + 60)
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED, tmp_path], capture_output=True, text=True, check=False)
+    assert ended.stderr.endswith("KeyboardInterrupt\n")
+    assert len(store.blobs()) >= 3 * QUEUED
+    assert all(prune(store, prunable(store, None, now=time.time()).blobs))
+    assert store.blobs() == []
 
 
 def test_nothing_is_deleted_where_a_record_cannot_be_read(store: ArtifactStore, age):
