@@ -11,7 +11,7 @@ from rich.table import Table
 from lora_rl.cli.options import StoreUri, store_config
 from lora_rl.cli.terminal import shown_uri, terminal
 from lora_rl.errors import ConfigError
-from lora_rl.store import open_store
+from lora_rl.store import ArtifactStore, open_store
 from lora_rl.store.prune import Prunable, Thinning, prunable
 from lora_rl.store.prune import prune as delete
 from lora_rl.tracking import run_names
@@ -38,7 +38,7 @@ def prune(
     Samples, metrics and promoted adapters stay, and every run can go on. Blobs younger than a day are left alone.
     """
     artifacts = open_store(store_config(store))
-    thinning = _thinning(run_names(artifacts), runs, keep_last, keep_every)
+    thinning = _thinning(artifacts, runs, keep_last, keep_every)
     console = terminal(stderr=True)
     with console.status("reading the records"):
         found = prunable(artifacts, thinning, now=time.time())
@@ -55,16 +55,16 @@ def prune(
 
 
 def _thinning(
-    known: list[str], runs: list[str] | None, keep_last: int | None, keep_every: int | None
+    store: ArtifactStore, runs: list[str] | None, keep_last: int | None, keep_every: int | None
 ) -> Thinning | None:
     if keep_last is None and (runs or keep_every is not None):
         raise ConfigError(
             f"{'run' if runs else '--keep-every'}: has no effect without --keep-last, the number of checkpoints that "
             "stay; give it too"
         )
-    if unknown := set(runs or ()) - set(known):
+    if runs and (unknown := set(runs) - set(known := run_names(store))):
         raise ConfigError(f"run: {', '.join(sorted(unknown))} not in the store; there: {', '.join(known) or 'none'}")
-    return None if keep_last is None else Thinning(runs=runs or known, keep_last=keep_last, keep_every=keep_every)
+    return None if keep_last is None else Thinning(runs=runs or None, keep_last=keep_last, keep_every=keep_every)
 
 
 def _print(found: Prunable) -> None:

@@ -33,8 +33,8 @@ Iteration = tuple[str, int]
 class Thinning:
     """Whose checkpoints stay, of the committed iterations."""
 
-    runs: Collection[str]
-    """Of these; other runs keep theirs."""
+    runs: Collection[str] | None
+    """Of these, of all where it is null; other runs keep theirs."""
     keep_last: int
     """So many of the last; at least 1."""
     keep_every: int | None = None
@@ -44,7 +44,7 @@ class Thinning:
         """Those of the iterations that lose their checkpoint."""
         numbers: dict[str, list[int]] = {}
         for run, number in sorted(committed):
-            if run in self.runs and number != START:
+            if number != START and (self.runs is None or run in self.runs):
                 numbers.setdefault(run, []).append(number)
         return {
             (run, number)
