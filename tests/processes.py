@@ -8,11 +8,16 @@ from contextlib import suppress
 
 import psutil
 
+from lora_rl.cluster.workstation import current_workstation
+
 DEADLINE_S = 120.0
 """For what takes seconds: only a machine where it never comes true waits this long."""
 
 PORTS = range(20_000, 30_000)
 """Above those that Ray gives to its workers, below those that a kernel gives to whoever asks for any."""
+
+HOSTS = {"engine": "ray::EngineHost", "trainer": "ray::TrainerHost", "rollout": "ray::RolloutHost"}
+"""What the commands of our actors begin with, by role."""
 
 
 def wait_until(ready: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
@@ -59,6 +64,18 @@ def the_children(pid: int, name: str, count: int) -> list[psutil.Process]:
         error.add_note(f"there are {[process.pid for process in found]} among {named_children(pid, '')}")
         raise
     return found
+
+
+def ray_head() -> int:
+    """Process of this workstation's Ray head; its actors are among its descendants."""
+    station = current_workstation()
+    assert station is not None
+    return next(server.pid for server in station.servers if server.name == "ray")
+
+
+def actor_pids() -> dict[str, int]:
+    """Process of each actor of this workstation, one of a kind, by its role."""
+    return {role: the_children(ray_head(), host, 1)[0].pid for role, host in HOSTS.items()}
 
 
 def free_ports(count: int) -> list[int]:

@@ -12,9 +12,8 @@ from lora_rl.config import load_config
 from lora_rl.store import STEPS, RunRecords, open_store
 from tests.gpu.findings import Findings
 from tests.gpu.scale import Scale
-from tests.processes import free_ports, the_children
+from tests.processes import actor_pids, free_ports
 from tests.resume.conftest import ROOT
-from tests.resume.driver import HOSTS
 
 RUN, ITERATIONS, KILLED_IN = "check", 3, 1
 DRIVER_DEADLINE_S = 210.0
@@ -48,21 +47,15 @@ def flow(found: Findings, scale: Scale) -> None:
         killed = _drive(store, environment, "driver", "after", "train_step", str(KILLED_IN))
         found.equal("the driver's end", killed[0], -signal.SIGKILL)
         found.note("seconds to the kill", killed[1])
-        actors = _actors(station)
+        actors = actor_pids()
         resumed = _drive(store, environment)
         found.equal("the resumed driver's end", resumed[0], 0)
         found.note("seconds from the resume to the end", resumed[1])
-        found.equal("actors that the resumed driver found", _actors(station) & actors, actors)
+        found.equal("actors that the resumed driver found", actor_pids(), actors)
     finally:
         workstation.down()
     for it in range(ITERATIONS):
         _iteration(found, records, it)
-
-
-def _actors(station: workstation.Workstation) -> set[tuple[str, int]]:
-    """The standing actors: their names and processes."""
-    ray = next(server for server in station.servers if server.name == "ray")
-    return {(host, the_children(ray.pid, host, 1)[0].pid) for host in HOSTS.values()}
 
 
 def _drive(store: str, environment: dict[str, str], *fate: str) -> tuple[int, float]:

@@ -13,20 +13,14 @@ from typing import Any
 
 from flows.train import train
 from lora_rl.cluster.connect import connect
-from lora_rl.cluster.workstation import current_workstation
 from lora_rl.store import RunRecords, StepRecord
-from tests.processes import the_children
-
-HOSTS = {"engine": "ray::EngineHost", "trainer": "ray::TrainerHost", "rollout": "ray::RolloutHost"}
+from tests.processes import HOSTS, ray_head, the_children
 
 
 def kill(victims: list[str]) -> None:
     """Kills actors of this workstation, and last the driver."""
-    station = current_workstation()
-    assert station is not None
-    ray = next(server for server in station.servers if server.name == "ray")
     for victim in (HOSTS[name] for name in victims if name != "driver"):
-        the_children(ray.pid, victim, 1)[0].kill()
+        the_children(ray_head(), victim, 1)[0].kill()
     if "driver" in victims:
         os.kill(os.getpid(), signal.SIGKILL)
 

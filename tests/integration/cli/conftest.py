@@ -9,15 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lora_rl.cluster.workstation import current_workstation
 from lora_rl.config import StoreConfig
 from lora_rl.store import RunRecords, open_store
-from tests.processes import the_children
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "examples" / "tiny.yaml"
 PROGRAM = str(Path(sys.executable).with_name("lora-rl"))
-HOSTS = ("ray::EngineHost", "ray::TrainerHost", "ray::RolloutHost")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +53,3 @@ def cli(cluster_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
 def records_of(run: str, store: str) -> RunRecords:
     """The records of a run in the store at the URI `store`."""
     return RunRecords(open_store(StoreConfig(uri=store)), run)
-
-
-def actor_pids() -> dict[str, int]:
-    """Process of each actor on the workstation, by its host's name."""
-    station = current_workstation()
-    assert station is not None
-    ray = next(server for server in station.servers if server.name == "ray")
-    return {host: process.pid for host in HOSTS for process in the_children(ray.pid, host, 1)}

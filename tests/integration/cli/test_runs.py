@@ -18,8 +18,8 @@ from flows.silence import NAME, silent_runs_crashed
 from lora_rl.config import StoreConfig
 from lora_rl.store import STEPS, open_store
 from lora_rl.store.prune import GRACE_S
-from tests.integration.cli.conftest import PROGRAM, TINY, actor_pids, records_of
-from tests.processes import wait_until
+from tests.integration.cli.conftest import PROGRAM, TINY, records_of
+from tests.processes import actor_pids, wait_until
 from tests.s3 import SECRET_KEY
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]

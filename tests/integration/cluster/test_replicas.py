@@ -18,7 +18,6 @@ from lora_rl.cluster.actors import ActorGroup, find_actor, standing_names
 from lora_rl.cluster.calls import call
 from lora_rl.cluster.connect import connect, disconnect
 from lora_rl.cluster.hosted import RemoteEngine
-from lora_rl.cluster.workstation import current_workstation
 from lora_rl.config import RunConfig, StoreConfig, load_config
 from lora_rl.data.samples_io import read_samples
 from lora_rl.data.types import Sample
@@ -29,7 +28,7 @@ from lora_rl.rollout.actor import RolloutActor
 from lora_rl.store import AdapterRef, open_store
 from tasks.hot_load import serve
 from tests.peft_adapters import PeftExporter, next_logp
-from tests.processes import running, the_children, wait_until
+from tests.processes import ray_head, running, the_children, wait_until
 from tests.tolerances import PARITY
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -68,12 +67,9 @@ async def serving(engines: ActorGroup) -> list[list[str]]:
 
 def vllm_processes() -> dict[int, psutil.Process]:
     """vLLM's process by that of its actor, of the session's workstation."""
-    station = current_workstation()
-    assert station is not None
-    head = next(server for server in station.servers if server.name == "ray")
     return {
         actor.pid: the_children(actor.pid, "VLLM::EngineCore", 1)[0]
-        for actor in the_children(head.pid, "ray::EngineHost", 2)
+        for actor in the_children(ray_head(), "ray::EngineHost", 2)
     }
 
 
