@@ -3,8 +3,9 @@
     python -m tests.gpu.check --out DIR [--only parity,engine] [--tiny]
 
 Sections: parity, joint, recompute, experts (the trainer); engine and engine_float16 (vLLM and a trainer, in bfloat16
-and in float16); flow (a run that is killed and goes on). On a GPU these three run side by side, at most nine minutes
-and about five on an H200. DIR gets check.md and check.json, both written anew after every finding, and check.log.
+and in float16); flow (a run that is killed and goes on) and layouts (runs on two GPUs, where there are two). On a GPU
+these three parts run side by side, at most nine minutes and about five on an H200. DIR gets check.md and check.json,
+both written anew after every finding, and check.log.
 `--tiny` takes tiny models and runs on a CPU too. A part runs in a process with a deadline: one that crashes or hangs
 costs the others nothing. Exits 1 where a rule is broken.
 """
@@ -47,7 +48,7 @@ class Part:
 PARTS = (
     Part("tests.gpu.trainer_sections", ("parity", "joint", "recompute", "experts"), 400),
     Part("tests.gpu.engine_sections", ("engine", "engine_float16"), 400),
-    Part("tests.gpu.flow_sections", ("flow",), 500),
+    Part("tests.gpu.flow_sections", ("flow", "layouts"), 520),
 )
 SECTIONS = tuple(section for part in PARTS for section in part.sections)
 

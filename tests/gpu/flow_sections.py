@@ -1,78 +1,126 @@
-"""The real flow over Ray and Prefect: its driver is killed, and the run goes on where it was."""
+"""The real flow over Ray and Prefect: its driver is killed and the run goes on where it was; and on two GPUs."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+
+import torch
 
 from lora_rl.cluster import workstation
 from lora_rl.cluster.token import token_environment
-from lora_rl.config import load_config
+from lora_rl.config import RunConfig, load_config
 from lora_rl.store import STEPS, RunRecords, open_store
+from tests.gpu.engine_sections import MAX_KL, MAX_LOGP_GAP
 from tests.gpu.findings import Findings
 from tests.gpu.scale import Scale
 from tests.processes import actor_pids, free_ports
 from tests.resume.conftest import ROOT
 
-RUN, ITERATIONS, KILLED_IN = "check", 3, 1
+ITERATIONS, KILLED_IN = 3, 1
 DRIVER_DEADLINE_S = 210.0
+SHARED = "placement.mode=colocated"
 QUICKSTART_ON_A_GPU = (
-    "placement.mode=colocated",
     "engine.gpu_memory_utilization=0.2",
     "engine.gpu_kv_cache_gib=2",
     "engine.max_num_seqs=256",
     "trainer.max_tokens_per_gpu=16384",
 )
+LAYOUTS = {
+    "a GPU for each": ("placement.mode=disaggregated",),
+    "two replicas, data-parallel": (SHARED, "engine.replicas=2", "trainer.data_parallel=2"),
+    "both tensor-parallel": (SHARED, "engine.tensor_parallel=2", "trainer.tensor_parallel=2"),
+}
+"""Ways to use two GPUs."""
+LAYOUT_ITERATIONS = 2
 
 
 def flow(found: Findings, scale: Scale) -> None:
     """Three iterations; kill -9 once iteration 1 has its train step; the same command again."""
     store = f"file://{scale.scratch}/flow"
-    example, changes = ("tiny.yaml", ()) if scale.tiny else ("quickstart.yaml", QUICKSTART_ON_A_GPU)
-    config = load_config(ROOT / "examples" / example, [f"run_name={RUN}", f"store.uri={store}", *changes])
-    records = RunRecords(open_store(config.store), RUN)
+    config = _config(scale, "check", store, SHARED)
+    with _station(found) as environment:
+        records = _create(config)
+        killed = _drive(config, ITERATIONS, environment, "driver", "after", "train_step", str(KILLED_IN))
+        found.equal("the driver's end", killed[0], -signal.SIGKILL)
+        found.note("seconds to the kill", killed[1])
+        actors = actor_pids()
+        resumed = _drive(config, ITERATIONS, environment)
+        found.equal("the resumed driver's end", resumed[0], 0)
+        found.note("seconds from the resume to the end", resumed[1])
+        found.equal("actors that the resumed driver found", actor_pids(), actors)
+    for it in range(ITERATIONS):
+        _iteration(found, records, config, it)
+
+
+def layouts(found: Findings, scale: Scale) -> None:
+    """Runs of two iterations on one cluster, each with the two GPUs in another way."""
+    if 0 < (gpus := torch.cuda.device_count()) < 2:
+        found.note("left out: needs two GPUs, and sees", gpus)
+        return
+    with _station(found) as environment:
+        for number, (name, changes) in enumerate(LAYOUTS.items()):
+            if "engine.tensor_parallel=2" in changes:
+                # SmolLM2 has nine heads
+                changes = (f"model.name={scale.splits_in_two}", f"model.dtype={scale.dtype}", *changes)
+            config = _config(scale, f"layout-{number}", f"file://{scale.scratch}/layouts", *changes)
+            records = _create(config)
+            ended, seconds = _drive(config, LAYOUT_ITERATIONS, environment)
+            found.equal(f"{name}: the driver's end", ended, 0)
+            found.note(f"{name}: seconds", seconds)
+            for it in range(LAYOUT_ITERATIONS):
+                _iteration(found, records, config, it, f"{name}: ")
+
+
+def _config(scale: Scale, run: str, store: str, *changes: str) -> RunConfig:
+    example, fitting = ("tiny.yaml", ()) if scale.tiny else ("quickstart.yaml", QUICKSTART_ON_A_GPU)
+    return load_config(ROOT / "examples" / example, [f"run_name={run}", f"store.uri={store}", *fitting, *changes])
+
+
+def _create(config: RunConfig) -> RunRecords:
+    records = RunRecords(open_store(config.store), config.run_name)
     records.create_run(config)
+    return records
+
+
+@contextlib.contextmanager
+def _station(found: Findings) -> Iterator[dict[str, str]]:
+    """Ray and Prefect; the environment of their clients."""
     began = time.perf_counter()
     ray_port, prefect_port = free_ports(2)
     station = workstation.up(ray_port=ray_port, prefect_port=prefect_port)
     try:
         found.note("seconds to start Ray and Prefect", time.perf_counter() - began)
-        environment = {
+        yield {
             **os.environ,
             **token_environment(),
             "RAY_ADDRESS": station.ray_address,
             **workstation.prefect_client(station.prefect_api_url),
         }
-        killed = _drive(store, environment, "driver", "after", "train_step", str(KILLED_IN))
-        found.equal("the driver's end", killed[0], -signal.SIGKILL)
-        found.note("seconds to the kill", killed[1])
-        actors = actor_pids()
-        resumed = _drive(store, environment)
-        found.equal("the resumed driver's end", resumed[0], 0)
-        found.note("seconds from the resume to the end", resumed[1])
-        found.equal("actors that the resumed driver found", actor_pids(), actors)
     finally:
         workstation.down()
-    for it in range(ITERATIONS):
-        _iteration(found, records, it)
 
 
-def _drive(store: str, environment: dict[str, str], *fate: str) -> tuple[int, float]:
+def _drive(config: RunConfig, iterations: int, environment: dict[str, str], *fate: str) -> tuple[int, float]:
     """Exit status of a driver, and its seconds."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "tests.resume.driver", RUN, store, str(ITERATIONS), *fate]
+    run = [config.run_name, config.store.uri, str(iterations)]
+    command = [sys.executable, "-m", "tests.resume.driver", *run, *fate]
     done = subprocess.run(command, env=environment, cwd=ROOT, timeout=DRIVER_DEADLINE_S, check=False)
     return done.returncode, time.perf_counter() - began
 
 
-def _iteration(found: Findings, records: RunRecords, it: int) -> None:
+def _iteration(found: Findings, records: RunRecords, config: RunConfig, it: int, of: str = "") -> None:
     attempts = {step: records.attempts(it, step) for step in STEPS}
-    found.equal(f"executions in iteration {it}", attempts, dict.fromkeys(STEPS, 1))
+    found.equal(f"{of}executions in iteration {it}", attempts, dict.fromkeys(STEPS, 1))
     commit = records.iteration_commit(it)
-    found.equal(f"iteration {it} is committed", commit is not None, True)
+    found.equal(f"{of}iteration {it} is committed", commit is not None, True)
     if commit is not None:
         seconds = {name: commit["steps"][name]["seconds"] for name in STEPS}
-        found.note(f"iteration {it}, seconds", ", ".join(f"{name} {value:.1f}" for name, value in seconds.items()))
-        for name in ("reward/total/mean", "mismatch/logp_abs/mean", "mismatch/kl/mean"):
-            found.note(f"iteration {it}, {name}", float(commit["metrics"][name]))
+        found.note(f"{of}iteration {it}, seconds", ", ".join(f"{name} {value:.1f}" for name, value in seconds.items()))
+        found.note(f"{of}iteration {it}, reward/total/mean", float(commit["metrics"]["reward/total/mean"]))
+        for name, limits in (("mismatch/logp_abs/mean", MAX_LOGP_GAP), ("mismatch/kl/mean", MAX_KL)):
+            found.at_most(f"{of}iteration {it}, {name}", float(commit["metrics"][name]), limits[config.model.dtype])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lora_rl.home import home
 from lora_rl.models import resolve_model
-from lora_rl.models.tiny import make_tiny_llama, make_tiny_qwen2, make_tiny_qwen3, make_tiny_qwen3_moe
+from lora_rl.models.tiny import TinyShape, make_tiny_llama, make_tiny_qwen2, make_tiny_qwen3, make_tiny_qwen3_moe
 
 FAMILIES: dict[str, Callable[[Path], Path]] = {
     "qwen3": make_tiny_qwen3,
@@ -40,6 +40,15 @@ class Scale:
         """A random model of two layers."""
         path = home() / "models" / f"check-{name}"
         return path if path.exists() else FAMILIES[name](path)
+
+    @property
+    def splits_in_two(self) -> Path:
+        """A random model whose heads two GPUs can share, wide enough for their attention kernels."""
+        if self.tiny:
+            return self.model
+        path = home() / "models" / "check-wide"
+        shape = TinyShape(hidden=512, layers=4, heads=8, kv_heads=4, head_dim=64, ffn=1024)
+        return path if path.exists() else make_tiny_qwen3(path, shape=shape)
 
     @property
     def scratch(self) -> Path:

@@ -1,0 +1,78 @@
+"""An engine of two processes: it answers with the model's log-probabilities, and falls and rises as one."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+import torch
+
+from lora_rl.config import EngineConfig, StoreConfig
+from lora_rl.engine.actor import EngineActor
+from lora_rl.errors import EngineDied
+from tests.integration.engine.batches import SMALL_ENGINE, answers, make_requests
+from tests.peft_adapters import PeftExporter, next_logp
+from tests.processes import running, the_children, wait_until
+from tests.tolerances import PARITY
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="session")]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def pair(model_path: Path) -> AsyncIterator[EngineActor]:
+    config = EngineConfig(**SMALL_ENGINE, tensor_parallel=2)
+    actor = EngineActor(model_path=str(model_path), dtype="float32", engine=config, max_rank=4, slots=1)
+    await actor.start()
+    yield actor
+    await actor.shutdown()
+
+
+async def test_two_ranks_serve_the_model_fall_as_one_and_outlive_no_engine(
+    pair: EngineActor, store: StoreConfig, exporter: PeftExporter
+):
+    ranks = the_children(os.getpid(), "VLLM::Worker_TP", 2)
+    for version, seed in ((1, 0), (2, 3)):
+        adapter = exporter.export("wide", version, seed=seed)
+        reply = await pair.publish(store=store, adapter=adapter)
+        assert reply.probe_error < PARITY
+        assert reply.probe_effect > 0.1
+        assert await largest_gap(pair, adapter.label, exporter.model(seed=seed)) < 5 * PARITY
+
+    ranks[1].kill()
+    with pytest.raises(EngineDied):
+        await until_dead(pair)
+    await pair.start()
+    assert await pair.serving() == {}
+    await until_ended(ranks)
+    await pair.publish(store=store, adapter=adapter)
+    assert await largest_gap(pair, adapter.label, exporter.model(seed=seed)) < 5 * PARITY
+
+    ranks = the_children(os.getpid(), "VLLM::Worker_TP", 2)
+    await pair.shutdown()
+    await until_ended(ranks)
+
+
+async def until_ended(ranks: list[psutil.Process]) -> None:
+    await asyncio.to_thread(wait_until, lambda: not any(running(rank.pid) for rank in ranks), "end of both ranks")
+
+
+async def largest_gap(engine: EngineActor, version: str, model: torch.nn.Module) -> float:
+    """Between the engine's log-probabilities of its answers and the model's."""
+    requests = make_requests()
+    gaps = []
+    for request, answer in zip(requests, await answers(engine, version, requests), strict=True):
+        logp_TV = next_logp(model, [*request.prompt_tokens, *answer.tokens], temperature=1.0)
+        predicting = logp_TV[len(request.prompt_tokens) - 1 : -1]
+        expected = predicting.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+        gaps.append((torch.tensor(answer.logp) - expected).abs().max().item())
+    return max(gaps)
+
+
+async def until_dead(engine: EngineActor) -> None:
+    """Asks until an answer fails: a death is noticed by the next step of the engine."""
+    async with asyncio.timeout(120):
+        while True:
+            await answers(engine, "wide@2")
