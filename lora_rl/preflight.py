@@ -19,7 +19,7 @@ from lora_rl.store import open_store
 from lora_rl.trainer.adapter import adapter_faults
 from lora_rl.trainer.init_adapter import resolve_run
 from lora_rl.trainer.model_rules import length_faults, model_faults
-from lora_rl.trainer.topology import has_experts, topology_faults
+from lora_rl.trainer.topology import engine_faults, has_experts, topology_faults
 
 GIB = 2**30
 RUNTIME_GIB = 4.0
@@ -48,7 +48,7 @@ def check_run(config: RunConfig, *, starts_actors: bool = True, writes: bool = T
         *init_faults,
         *([] if model_config is None else _check_architecture(config, model_config)),
         *_check_store(config, writes=writes),
-        *([*_check_memory(config), *_check_gpus(config, _num_gpus())] if starts_actors else []),
+        *([*_check_memory(config.engine), *_check_gpus(config, _num_gpus())] if starts_actors else []),
     ]
     if faults:
         count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
@@ -67,6 +67,7 @@ def _check_architecture(config: RunConfig, model_config: dict[str, Any]) -> list
         return [f"model.name: {config.model.name}: {fault}" for fault in unsupported]
     return [
         *topology_faults(config.trainer, model_config),
+        *engine_faults(config.engine, model_config),
         *length_faults(config.engine.max_model_len, model_config),
     ]
 
@@ -83,16 +84,20 @@ def _check_store(config: RunConfig, *, writes: bool) -> list[str]:
 
 def needed_gib(engine: EngineConfig) -> float:
     """Free memory in GiB that a run with these engines starts with."""
-    return RUNTIME_GIB + engine.replicas * engine.kv_cache_gib
+    return RUNTIME_GIB + _num_processes(engine) * engine.kv_cache_gib
 
 
-def _check_memory(config: RunConfig) -> list[str]:
-    needed = needed_gib(config.engine)
+def _num_processes(engine: EngineConfig) -> int:
+    return engine.replicas * engine.tensor_parallel
+
+
+def _check_memory(engine: EngineConfig) -> list[str]:
+    needed = needed_gib(engine)
     available = psutil.virtual_memory().available / GIB
     if needed > available:
         return [
-            f"engine.kv_cache_gib: {config.engine.kv_cache_gib:g} for {config.engine.replicas} engine(s) and "
-            f"{RUNTIME_GIB:g} GiB for the processes are {needed:.1f} GiB, but {available:.1f} GiB are free; lower it"
+            f"engine.kv_cache_gib: {engine.kv_cache_gib:g} for {_num_processes(engine)} engine process(es) and "
+            f"{RUNTIME_GIB:g} GiB for all else are {needed:.1f} GiB, but {available:.1f} GiB are free; lower it"
         ]
     return []
 

@@ -19,7 +19,7 @@ class EngineConfig(Section):
     """Requests decoded at a time."""
 
     kv_cache_gib: float = Field(default=2.0, gt=0)
-    """Memory for the KV cache on a CPU."""
+    """Memory for the KV cache on a CPU, of each process of an engine (`tensor_parallel`)."""
 
     gpu_kv_cache_gib: float | None = Field(default=None, gt=0)
     """Memory for the KV cache on each GPU of an engine. Null for what `gpu_memory_utilization` leaves: vLLM measures

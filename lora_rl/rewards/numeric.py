@@ -13,16 +13,12 @@ _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
 _NUMBER = re.compile(rf"{_SIGN}(?:{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+)")
 
 
-def number(sample: Sample, *, right: float = 1.0, bare: float = 0.0, near: float = 0.0) -> float:
-    """Steps on the way to `exact`, by the last number of the answer.
-
-    `right` if it equals the label's by value (`1,000.0` is `1000`); plus `bare` if the answer is a number and nothing
-    else; plus `near / (1 + distance to the label's)`, which tells wrong answers apart where no sample is right.
-    """
-    found, truth = last_number(sample.response_text), _required(sample, last_number(label_of(sample)))
+def number(sample: Sample, *, right: float = 1.0, bare: float = 0.0) -> float:
+    """`right` if the last number of the answer equals the label's by value (`1,000.0` is `1000`), plus `bare` if the
+    answer is a number and nothing else: steps on the way to `exact`."""
+    is_right = last_number(sample.response_text) == _required(sample, last_number(label_of(sample)))
     is_bare = _NUMBER.fullmatch(sample.response_text.strip()) is not None
-    closeness = 0.0 if found is None else float(1 / (1 + abs(found - truth)))
-    return right * (found == truth) + bare * is_bare + near * closeness
+    return right * is_right + bare * is_bare
 
 
 def gsm8k(sample: Sample) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-from lora_rl.config import TrainerConfig
+from lora_rl.config import EngineConfig, TrainerConfig
 
 SPLIT_BY_TENSOR_PARALLEL = (
     "num_attention_heads",
@@ -13,6 +13,7 @@ SPLIT_BY_TENSOR_PARALLEL = (
     "moe_intermediate_size",
     "vocab_size",
 )
+SPLIT_BY_ENGINE = ("num_attention_heads", "intermediate_size", "moe_intermediate_size")
 SPLIT_BY_PIPELINE = ("num_hidden_layers",)
 SPLIT_BY_EXPERT_PARALLEL = ("num_experts", "num_local_experts")
 """Sizes in a Hugging Face config that every process takes an equal share of."""
@@ -26,11 +27,19 @@ def has_experts(model_config: Mapping[str, Any]) -> bool:
 def topology_faults(trainer: TrainerConfig, model_config: Mapping[str, Any]) -> list[str]:
     """Every size in a model's config.json that the layout does not divide, as `field: value, rule; mend`."""
     return [
-        *_not_divided("tensor_parallel", trainer.tensor_parallel, SPLIT_BY_TENSOR_PARALLEL, model_config),
-        *_not_divided("pipeline_parallel", trainer.pipeline_parallel, SPLIT_BY_PIPELINE, model_config),
-        *_not_divided("expert_parallel", trainer.expert_parallel, SPLIT_BY_EXPERT_PARALLEL, model_config),
+        *_not_divided("trainer.tensor_parallel", trainer.tensor_parallel, SPLIT_BY_TENSOR_PARALLEL, model_config),
+        *_not_divided("trainer.pipeline_parallel", trainer.pipeline_parallel, SPLIT_BY_PIPELINE, model_config),
+        *_not_divided("trainer.expert_parallel", trainer.expert_parallel, SPLIT_BY_EXPERT_PARALLEL, model_config),
         *_no_experts(trainer, model_config),
     ]
+
+
+def engine_faults(engine: EngineConfig, model_config: Mapping[str, Any]) -> list[str]:
+    """The same of an engine. vLLM gives a key head to several processes where it has fewer heads than these."""
+    shares, key_heads = engine.tensor_parallel, int(model_config.get("num_key_value_heads") or 1)
+    shared = key_heads < shares and shares % key_heads == 0
+    names = SPLIT_BY_ENGINE if shared else (*SPLIT_BY_ENGINE, "num_key_value_heads")
+    return _not_divided("engine.tensor_parallel", shares, names, model_config)
 
 
 def _no_experts(trainer: TrainerConfig, model_config: Mapping[str, Any]) -> list[str]:
@@ -47,7 +56,7 @@ def _not_divided(field: str, shares: int, names: tuple[str, ...], model_config: 
     common = gcd(*sizes.values())
     possible = [number for number in range(1, shares) if common % number == 0]
     return [
-        f"trainer.{field}: {shares} does not divide {name} {size}; use {' or '.join(map(str, possible))}"
+        f"{field}: {shares} does not divide {name} {size}; use {' or '.join(map(str, possible))}"
         for name, size in sizes.items()
         if size % shares
     ]

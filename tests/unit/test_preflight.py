@@ -64,12 +64,14 @@ def test_targets_are_judged_by_whether_the_model_has_experts(tmp_path: Path) -> 
         check_run(config(tmp_path, adapter={"target_modules": ["*.mlp.experts.*"]}))
 
 
-def test_memory_counts_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_counts_every_process_of_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = type("Memory", (), {"available": (RUNTIME_GIB + 4) * GIB})
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     check_run(config(tmp_path, engine={"kv_cache_gib": 2, "replicas": 2}))
     with pytest.raises(ConfigError, match=r"engine\.kv_cache_gib: 2 for 3 .* 10\.0 GiB, but 8\.0 GiB are free"):
         check_run(config(tmp_path, engine={"kv_cache_gib": 2, "replicas": 3}))
+    with pytest.raises(ConfigError, match=r"engine\.kv_cache_gib: 2 for 4 .* 12\.0 GiB"):
+        check_run(config(tmp_path, engine={"kv_cache_gib": 2, "replicas": 2, "tensor_parallel": 2}))
 
 
 def test_memory_is_not_asked_for_where_the_actors_stand_already(
@@ -82,10 +84,18 @@ def test_memory_is_not_asked_for_where_the_actors_stand_already(
 def test_layout_that_does_not_divide_the_model_is_refused(tmp_path: Path) -> None:
     model = make_tiny_qwen3(tmp_path / "model")
     with pytest.raises(ConfigError) as caught:
-        check_run(config(tmp_path, model={"name": str(model)}, trainer={"tensor_parallel": 4, "pipeline_parallel": 3}))
+        check_run(
+            config(
+                tmp_path,
+                model={"name": str(model)},
+                trainer={"tensor_parallel": 4, "pipeline_parallel": 3},
+                engine={"tensor_parallel": 8},
+            )
+        )
     assert [line.strip() for line in str(caught.value).splitlines()[1:]] == [
         "trainer.tensor_parallel: 4 does not divide num_key_value_heads 2; use 1 or 2",
         "trainer.pipeline_parallel: 3 does not divide num_hidden_layers 2; use 1 or 2",
+        "engine.tensor_parallel: 8 does not divide num_attention_heads 4; use 1 or 2 or 4",
     ]
 
 

@@ -55,15 +55,6 @@ def test_number_gives_credit_for_the_value_and_for_being_bare(text: str, plain: 
     assert number(sample, right=0.3, bare=0.1) == pytest.approx(steps)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("72", 0.2), ("it is 71", 0.1), ("73.0", 0.1), ("-28", 0.2 / 101), ("9" * 5000, 0.0), ("no number", 0.0)],
-)
-def test_number_gives_more_credit_the_nearer_the_value(text: str, expected: float) -> None:
-    sample = make_sample(response_text=text, label="72")
-    assert number(sample, right=0.0, near=0.2) == pytest.approx(expected)
-
-
 SOLUTION = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n#### 72"
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from lora_rl.config import TrainerConfig
-from lora_rl.trainer.topology import topology_faults
+from lora_rl.config import EngineConfig, TrainerConfig
+from lora_rl.trainer.topology import engine_faults, topology_faults
 
 DENSE = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 512}
 
@@ -25,3 +25,22 @@ def test_experts_to_share_where_there_are_none_are_refused():
 def test_an_expert_that_tensor_parallelism_does_not_divide_is_refused():
     (fault,) = _faults({"num_experts": 8, "moe_intermediate_size": 33}, tensor_parallel=2)
     assert fault == "trainer.tensor_parallel: 2 does not divide moe_intermediate_size 33; use 1"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shares", "faults"),
+    [
+        ({}, 2, []),
+        ({}, 4, []),  # two key heads, each on two of four processes
+        ({"num_key_value_heads": 4}, 3, ["num_attention_heads 4", "intermediate_size 128", "num_key_value_heads 4"]),
+        ({"num_attention_heads": 9, "num_key_value_heads": 3}, 2, ["num_attention_heads 9", "num_key_value_heads 3"]),
+        ({"num_attention_heads": 12, "num_key_value_heads": 3}, 4, ["num_key_value_heads 3"]),
+        ({"moe_intermediate_size": 33}, 2, ["moe_intermediate_size 33"]),
+        ({"vocab_size": 511}, 2, []),  # vLLM pads words
+    ],
+)
+def test_an_engine_that_cannot_share_a_model_is_refused(sizes, shares, faults):
+    found = engine_faults(EngineConfig(tensor_parallel=shares), DENSE | sizes)
+    assert [fault.partition(";")[0] for fault in found] == [
+        f"engine.tensor_parallel: {shares} does not divide {name}" for name in faults
+    ]
