@@ -61,6 +61,8 @@ class SlotOptimizer:
         self.clock = clock
         self._config = config
         self._groups = groups
+        # One launch for many tensors; on a CPU its bits would depend on a tensor's shape.
+        fused = groups.device.type == "cuda"
         self._adamw = torch.optim.AdamW(
             # A group, since a stage of the pipeline may hold nothing of an adapter.
             [{"params": [parameter.value for parameter in self._trained]}],
@@ -68,10 +70,12 @@ class SlotOptimizer:
             betas=config.betas,
             eps=config.eps,
             weight_decay=config.weight_decay,
+            fused=fused,
         )
-        for parameter in parameters:
+        steps_N = torch.full([len(parameters)], float(clock.steps), device=groups.device if fused else "cpu")
+        for parameter, step in zip(parameters, steps_N.unbind(), strict=True):
             state = self._adamw.state[parameter.value]
-            state["step"] = torch.tensor(float(clock.steps))
+            state["step"] = step
             for moment in MOMENTS:
                 value = moments[moment][parameter.name]
                 state[moment] = value.to(parameter.value.device, torch.float32, copy=True).contiguous()
