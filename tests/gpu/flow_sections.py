@@ -30,9 +30,9 @@ QUICKSTART_ON_A_GPU = (
     "trainer.max_tokens_per_gpu=16384",
 )
 LAYOUTS = {
+    "both tensor-parallel": (SHARED, "engine.tensor_parallel=2", "trainer.tensor_parallel=2"),
     "a GPU for each": ("placement.mode=disaggregated",),
     "two replicas, data-parallel": (SHARED, "engine.replicas=2", "trainer.data_parallel=2"),
-    "both tensor-parallel": (SHARED, "engine.tensor_parallel=2", "trainer.tensor_parallel=2"),
 }
 """Ways to use two GPUs."""
 LAYOUT_ITERATIONS = 2
