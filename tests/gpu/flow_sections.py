@@ -12,7 +12,7 @@ import torch
 
 from lora_rl.cluster import workstation
 from lora_rl.cluster.token import token_environment
-from lora_rl.config import RunConfig, load_config
+from lora_rl.config import load_config
 from lora_rl.store import STEPS, RunRecords, open_store
 from tests.gpu.engine_sections import MAX_KL, MAX_LOGP_GAP
 from tests.gpu.findings import Findings
@@ -40,20 +40,18 @@ LAYOUT_ITERATIONS = 2
 
 def flow(found: Findings, scale: Scale) -> None:
     """Three iterations; kill -9 once iteration 1 has its train step; the same command again."""
-    store = f"file://{scale.scratch}/flow"
-    config = _config(scale, "check", store, SHARED)
+    run = _Run(scale, "check", SHARED)
     with _station(found) as environment:
-        records = _create(config)
-        killed = _drive(config, ITERATIONS, environment, "driver", "after", "train_step", str(KILLED_IN))
+        killed = run.drive(ITERATIONS, environment, "driver", "after", "train_step", str(KILLED_IN))
         found.equal("the driver's end", killed[0], -signal.SIGKILL)
         found.note("seconds to the kill", killed[1])
         actors = actor_pids()
-        resumed = _drive(config, ITERATIONS, environment)
+        resumed = run.drive(ITERATIONS, environment)
         found.equal("the resumed driver's end", resumed[0], 0)
         found.note("seconds from the resume to the end", resumed[1])
         found.equal("actors that the resumed driver found", actor_pids(), actors)
     for it in range(ITERATIONS):
-        _iteration(found, records, config, it)
+        run.report(found, it)
 
 
 def layouts(found: Findings, scale: Scale) -> None:
@@ -66,24 +64,47 @@ def layouts(found: Findings, scale: Scale) -> None:
             if "engine.tensor_parallel=2" in changes:
                 # SmolLM2 has nine heads
                 changes = (f"model.name={scale.splits_in_two}", f"model.dtype={scale.dtype}", *changes)
-            config = _config(scale, f"layout-{number}", f"file://{scale.scratch}/layouts", *changes)
-            records = _create(config)
-            ended, seconds = _drive(config, LAYOUT_ITERATIONS, environment)
+            run = _Run(scale, f"layout-{number}", *changes)
+            ended, seconds = run.drive(LAYOUT_ITERATIONS, environment)
             found.equal(f"{name}: the driver's end", ended, 0)
             found.note(f"{name}: seconds", seconds)
             for it in range(LAYOUT_ITERATIONS):
-                _iteration(found, records, config, it, f"{name}: ")
+                run.report(found, it, f"{name}: ")
 
 
-def _config(scale: Scale, run: str, store: str, *changes: str) -> RunConfig:
-    example, fitting = ("tiny.yaml", ()) if scale.tiny else ("quickstart.yaml", QUICKSTART_ON_A_GPU)
-    return load_config(ROOT / "examples" / example, [f"run_name={run}", f"store.uri={store}", *fitting, *changes])
+class _Run:
+    """A run whose drivers are processes of their own."""
 
+    def __init__(self, scale: Scale, name: str, *changes: str) -> None:
+        example, fitting = ("tiny.yaml", ()) if scale.tiny else ("quickstart.yaml", QUICKSTART_ON_A_GPU)
+        self._name, self._store = name, f"file://{scale.scratch}/runs"
+        self._config = load_config(
+            ROOT / "examples" / example, [f"run_name={name}", f"store.uri={self._store}", *fitting, *changes]
+        )
+        self._records = RunRecords(open_store(self._config.store), name)
+        self._records.create_run(self._config)
 
-def _create(config: RunConfig) -> RunRecords:
-    records = RunRecords(open_store(config.store), config.run_name)
-    records.create_run(config)
-    return records
+    def drive(self, iterations: int, environment: dict[str, str], *fate: str) -> tuple[int, float]:
+        """Exit status of a driver, and its seconds."""
+        began = time.perf_counter()
+        command = [sys.executable, "-m", "tests.resume.driver", self._name, self._store, str(iterations), *fate]
+        done = subprocess.run(command, env=environment, cwd=ROOT, timeout=DRIVER_DEADLINE_S, check=False)
+        return done.returncode, time.perf_counter() - began
+
+    def report(self, found: Findings, it: int, of: str = "") -> None:
+        """What the store says of an iteration."""
+        attempts = {step: self._records.attempts(it, step) for step in STEPS}
+        found.equal(f"{of}executions in iteration {it}", attempts, dict.fromkeys(STEPS, 1))
+        commit = self._records.iteration_commit(it)
+        found.equal(f"{of}iteration {it} is committed", commit is not None, True)
+        if commit is None:
+            return
+        seconds = ", ".join(f"{name} {commit['steps'][name]['seconds']:.1f}" for name in STEPS)
+        found.note(f"{of}iteration {it}, seconds", seconds)
+        found.note(f"{of}iteration {it}, reward/total/mean", float(commit["metrics"]["reward/total/mean"]))
+        dtype = self._config.model.dtype
+        for name, limits in (("mismatch/logp_abs/mean", MAX_LOGP_GAP), ("mismatch/kl/mean", MAX_KL)):
+            found.at_most(f"{of}iteration {it}, {name}", float(commit["metrics"][name]), limits[dtype])
 
 
 @contextlib.contextmanager
@@ -102,25 +123,3 @@ def _station(found: Findings) -> Iterator[dict[str, str]]:
         }
     finally:
         workstation.down()
-
-
-def _drive(config: RunConfig, iterations: int, environment: dict[str, str], *fate: str) -> tuple[int, float]:
-    """Exit status of a driver, and its seconds."""
-    began = time.perf_counter()
-    run = [config.run_name, config.store.uri, str(iterations)]
-    command = [sys.executable, "-m", "tests.resume.driver", *run, *fate]
-    done = subprocess.run(command, env=environment, cwd=ROOT, timeout=DRIVER_DEADLINE_S, check=False)
-    return done.returncode, time.perf_counter() - began
-
-
-def _iteration(found: Findings, records: RunRecords, config: RunConfig, it: int, of: str = "") -> None:
-    attempts = {step: records.attempts(it, step) for step in STEPS}
-    found.equal(f"{of}executions in iteration {it}", attempts, dict.fromkeys(STEPS, 1))
-    commit = records.iteration_commit(it)
-    found.equal(f"{of}iteration {it} is committed", commit is not None, True)
-    if commit is not None:
-        seconds = {name: commit["steps"][name]["seconds"] for name in STEPS}
-        found.note(f"{of}iteration {it}, seconds", ", ".join(f"{name} {value:.1f}" for name, value in seconds.items()))
-        found.note(f"{of}iteration {it}, reward/total/mean", float(commit["metrics"]["reward/total/mean"]))
-        for name, limits in (("mismatch/logp_abs/mean", MAX_LOGP_GAP), ("mismatch/kl/mean", MAX_KL)):
-            found.at_most(f"{of}iteration {it}, {name}", float(commit["metrics"][name]), limits[config.model.dtype])
