@@ -29,8 +29,8 @@ RUNTIME_GIB = 4.0
 def check_run(config: RunConfig, *, starts_actors: bool = True, writes: bool = True) -> RunConfig:
     """The config as it is recorded, after every check.
 
-    Raises ConfigError that lists every fault of model, data, reward, adapter, trainer, store, memory and GPUs.
-    These last two count where the actors are still to start on this machine: standing ones have theirs. `writes` lets
+    Raises ConfigError that lists every fault of model, data, reward, adapter, trainer, store, and GPUs or memory.
+    These last count where the actors are still to start on this machine: standing ones have theirs. `writes` lets
     the store be tried out.
     """
     try:
@@ -48,7 +48,7 @@ def check_run(config: RunConfig, *, starts_actors: bool = True, writes: bool = T
         *init_faults,
         *([] if model_config is None else _check_architecture(config, model_config)),
         *_check_store(config, writes=writes),
-        *([*_check_memory(config.engine), *_check_gpus(config, _num_gpus())] if starts_actors else []),
+        *(_check_room(config) if starts_actors else []),
     ]
     if faults:
         count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
@@ -83,12 +83,20 @@ def _check_store(config: RunConfig, *, writes: bool) -> list[str]:
 
 
 def needed_gib(engine: EngineConfig) -> float:
-    """Free memory in GiB that a run with these engines starts with."""
+    """Free memory in GiB that a run with these engines starts with on a CPU."""
     return RUNTIME_GIB + _num_processes(engine) * engine.kv_cache_gib
 
 
 def _num_processes(engine: EngineConfig) -> int:
     return engine.replicas * engine.tensor_parallel
+
+
+def _check_room(config: RunConfig) -> list[str]:
+    """Of GPUs where there are any, else of memory: there the KV cache lies in it."""
+    if gpus := _num_gpus():
+        fault = room_fault(demand_of(config), [gpus])
+        return [fault] if fault else []
+    return _check_memory(config.engine)
 
 
 def _check_memory(engine: EngineConfig) -> list[str]:
@@ -100,11 +108,6 @@ def _check_memory(engine: EngineConfig) -> list[str]:
             f"{RUNTIME_GIB:g} GiB for all else are {needed:.1f} GiB, but {available:.1f} GiB are free; lower it"
         ]
     return []
-
-
-def _check_gpus(config: RunConfig, gpus: int) -> list[str]:
-    fault = room_fault(demand_of(config), [gpus]) if gpus else None
-    return [fault] if fault else []
 
 
 def _num_gpus() -> int:

@@ -85,7 +85,9 @@ def make_adapter_ref(name: str, version: int, *, weights: str = "weights", confi
     return AdapterRef(name=name, version=version, **blobs)
 
 
-def make_peft_directory(directory: Path, modules: Iterable[str] | None = None, **config: Any) -> Path:
+def make_peft_directory(
+    directory: Path, modules: Iterable[str] | None = None, *, width: int = 64, **config: Any
+) -> Path:
     """A PEFT directory of zeros; by default of q_proj and down_proj in two layers. `config` replaces its fields."""
     import safetensors.torch
     import torch
@@ -95,7 +97,7 @@ def make_peft_directory(directory: Path, modules: Iterable[str] | None = None, *
     fields = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "target_modules": ["q_proj", "down_proj"]}
     names = [f"base_model.model.{module}.lora_{letter}.weight" for module in modules for letter in "AB"]
     directory.mkdir(parents=True, exist_ok=True)
-    weights = {name: torch.zeros(2, 4) if "lora_A" in name else torch.zeros(4, 2) for name in names}
+    weights = {name: torch.zeros(2, width) if "lora_A" in name else torch.zeros(width, 2) for name in names}
     (directory / "adapter_model.safetensors").write_bytes(safetensors.torch.save(weights))
     (directory / "adapter_config.json").write_text(json.dumps(fields | config))
     return directory

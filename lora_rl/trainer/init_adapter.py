@@ -1,5 +1,8 @@
 """What a config takes from the PEFT adapter that a run starts from, and where the two may not differ. Free of torch."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from lora_rl.config import AdapterConfig, RunConfig
 from lora_rl.config.run import faults_between_sections
 from lora_rl.errors import ConfigError, DataError
@@ -17,8 +20,7 @@ def resolve_run(config: RunConfig) -> RunConfig:
     if config.adapter.init is None:
         return config
     try:
-        model_config = read_model_config(config.model)
-        adapter = resolve_init(config.adapter, None if model_config is None else has_experts(model_config))
+        adapter = resolve_init(config.adapter, read_model_config(config.model))
     except DataError as error:
         raise ConfigError(str(error)) from error
     resolved = config.model_copy(update={"adapter": adapter})
@@ -27,10 +29,10 @@ def resolve_run(config: RunConfig) -> RunConfig:
     return resolved
 
 
-def resolve_init(adapter: AdapterConfig, sparse: bool | None = None) -> AdapterConfig:
+def resolve_init(adapter: AdapterConfig, model_config: Mapping[str, Any] | None = None) -> AdapterConfig:
     """`adapter` with rank, alpha, rslora and targets of `adapter.init` where it gives none of its own.
 
-    `sparse` says whether the model has experts; null where only the adapter can tell.
+    `model_config` is the base's config.json; null where only the adapter can tell whether there are experts.
 
     Raises ConfigError for each field that differs, and as `read_peft` does.
     """
@@ -38,8 +40,9 @@ def resolve_init(adapter: AdapterConfig, sparse: bool | None = None) -> AdapterC
         return adapter
     found = read_peft(adapter.init)
     resolved = adapter.model_copy(update={field: getattr(found, field) for field in adapter.left_to_init})
-    modules = covered_modules(resolved, found.num_layers, sparse=found.sparse if sparse is None else sparse)
-    if faults := differences_from(found, resolved, modules):
+    sparse = found.sparse if model_config is None else has_experts(model_config)
+    modules = covered_modules(resolved, found.num_layers, sparse=sparse)
+    if faults := [*differences_from(found, resolved, modules), *_other_width(found, model_config or {})]:
         raise ConfigError("\n".join(faults))
     return resolved
 
@@ -73,6 +76,15 @@ def _other_targets(adapter: AdapterConfig, found: PeftAdapter, how: str) -> str:
         f"adapter.{field}: {list(ours) if isinstance(ours, tuple) else ours!r} {how}, adapter.init {found.root}; "
         f"leave it out, its projections are {_text(found.target_modules)}"
     )
+
+
+def _other_width(found: PeftAdapter, model_config: Mapping[str, Any]) -> list[str]:
+    width = model_config.get("hidden_size")
+    if None in (width, found.width) or width == found.width:
+        return []
+    return [
+        f"adapter.init: {found.root} is of a model {found.width} wide, model.name is {width} wide; give one of that"
+    ]
 
 
 def _text(targets: tuple[str, ...]) -> str:

@@ -5,6 +5,7 @@ expression or name modules that the base lacks.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,9 @@ MEANS_MORE = (
 
 OFF = (None, False, "none", [], {})
 
+READ_THE_RESIDUAL_STREAM = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
+"""Projections whose A is as wide as the model."""
+
 PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the base as it is."""
 
@@ -60,6 +64,8 @@ class PeftAdapter:
     """Full names of its projections, in the model's order."""
     target_modules: tuple[str, ...]
     """Short names where its config means every layer of the base, else `modules`."""
+    width: int | None
+    """Of its model's residual stream; null where none of its projections reads that."""
 
     @property
     def sparse(self) -> bool:
@@ -78,7 +84,8 @@ def read_peft(uri: str) -> PeftAdapter:
     Raises ConfigError for all that is there beyond plain LoRA, by name.
     """
     root = uri.rstrip("/")
-    config, names = _read_config(f"{root}/{CONFIG_FILE}"), _tensor_names(f"{root}/{WEIGHTS_FILE}")
+    config, shapes = _read_config(f"{root}/{CONFIG_FILE}"), _tensor_shapes(f"{root}/{WEIGHTS_FILE}")
+    names = shapes.keys()
     modules = tuple(module for module in all_modules() if names & _both(module))
     faults = [
         *_unsupported(config),
@@ -97,6 +104,7 @@ def read_peft(uri: str) -> PeftAdapter:
         rslora=bool(config.get("use_rslora")),
         modules=modules,
         target_modules=_target_modules(config.get("target_modules"), modules),
+        width=_width(shapes),
     )
 
 
@@ -122,21 +130,30 @@ def _read_config(path: str) -> dict[str, Any]:
     return config
 
 
-def _tensor_names(path: str) -> set[str]:
-    """Names of the tensors in a safetensors file, without PEFT's prefix, from its header: 8 bytes of length, JSON.
+def _tensor_shapes(path: str) -> dict[str, list[int]]:
+    """Shapes of the tensors in a safetensors file, without PEFT's prefix, from its header: 8 bytes of length, JSON.
 
-    Those of all experts of a layer count as one.
+    All experts of a layer count as one, of the shape of any.
     """
     length = int.from_bytes(read_bytes(path, 0, 8), "little")
     data = read_bytes(path, 8, 8 + min(length, MAX_HEADER))
     try:
         header = json.loads(data)
-        names = {stacked_name(name.removeprefix(PREFIX)) for name in header.keys() - {"__metadata__"}}
-    except (ValueError, AttributeError) as error:
+        header.pop("__metadata__", None)
+        shapes = {stacked_name(name.removeprefix(PREFIX)): entry["shape"] for name, entry in header.items()}
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise DataError(f"adapter.init: {path}: not a whole safetensors file ({error}); copy it again") from error
-    if not names:
+    if not shapes:
         raise DataError(f"adapter.init: {path}: holds no tensors; export the adapter again")
-    return names
+    return shapes
+
+
+def _width(shapes: Mapping[str, list[int]]) -> int | None:
+    for name, shape in shapes.items():
+        module, _, tensor = name.partition(".lora_")
+        if tensor == "A.weight" and module.rpartition(".")[2] in READ_THE_RESIDUAL_STREAM:
+            return shape[-1]
+    return None
 
 
 def _unsupported(config: dict[str, Any]) -> list[str]:

@@ -1,7 +1,6 @@
 """Which layouts of processes fit a model. Free of torch: a run's check refuses what the trainer would."""
 
 from collections.abc import Mapping
-from math import gcd
 from typing import Any
 
 from lora_rl.config import EngineConfig, TrainerConfig
@@ -13,7 +12,9 @@ SPLIT_BY_TENSOR_PARALLEL = (
     "moe_intermediate_size",
     "vocab_size",
 )
-SPLIT_BY_ENGINE = ("num_attention_heads", "intermediate_size", "moe_intermediate_size")
+COPIED_BY_ENGINE = ("num_key_value_heads",)
+"""vLLM gives a key head to several processes where it has fewer heads than these."""
+SPLIT_BY_ENGINE = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size")
 SPLIT_BY_PIPELINE = ("num_hidden_layers",)
 SPLIT_BY_EXPERT_PARALLEL = ("num_experts", "num_local_experts")
 """Sizes in a Hugging Face config that every process takes an equal share of."""
@@ -35,11 +36,10 @@ def topology_faults(trainer: TrainerConfig, model_config: Mapping[str, Any]) -> 
 
 
 def engine_faults(engine: EngineConfig, model_config: Mapping[str, Any]) -> list[str]:
-    """The same of an engine. vLLM gives a key head to several processes where it has fewer heads than these."""
-    shares, key_heads = engine.tensor_parallel, int(model_config.get("num_key_value_heads") or 1)
-    shared = key_heads < shares and shares % key_heads == 0
-    names = SPLIT_BY_ENGINE if shared else (*SPLIT_BY_ENGINE, "num_key_value_heads")
-    return _not_divided("engine.tensor_parallel", shares, names, model_config)
+    """The same of an engine."""
+    return _not_divided(
+        "engine.tensor_parallel", engine.tensor_parallel, SPLIT_BY_ENGINE, model_config, copied=COPIED_BY_ENGINE
+    )
 
 
 def _no_experts(trainer: TrainerConfig, model_config: Mapping[str, Any]) -> list[str]:
@@ -51,12 +51,19 @@ def _no_experts(trainer: TrainerConfig, model_config: Mapping[str, Any]) -> list
     ]
 
 
-def _not_divided(field: str, shares: int, names: tuple[str, ...], model_config: Mapping[str, Any]) -> list[str]:
+def _not_divided(
+    field: str, shares: int, names: tuple[str, ...], model_config: Mapping[str, Any], *, copied: tuple[str, ...] = ()
+) -> list[str]:
     sizes = {name: int(model_config[name]) for name in names if model_config.get(name)}
-    common = gcd(*sizes.values())
-    possible = [number for number in range(1, shares) if common % number == 0]
+
+    def too_odd(number: int) -> dict[str, int]:
+        """Sizes that cannot be shared equally among so many."""
+        return {
+            name: size for name, size in sizes.items() if size % number and not (name in copied and number % size == 0)
+        }
+
+    possible = [number for number in range(1, shares) if not too_odd(number)]
     return [
         f"{field}: {shares} does not divide {name} {size}; use {' or '.join(map(str, possible))}"
-        for name, size in sizes.items()
-        if size % shares
+        for name, size in too_odd(shares).items()
     ]

@@ -74,11 +74,13 @@ def test_memory_counts_every_process_of_every_replica(tmp_path: Path, monkeypatc
         check_run(config(tmp_path, engine={"kv_cache_gib": 2, "replicas": 2, "tensor_parallel": 2}))
 
 
-def test_memory_is_not_asked_for_where_the_actors_stand_already(
+def test_memory_is_not_asked_for_where_the_actors_stand_already_or_on_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 0}))
     check_run(config(tmp_path), starts_actors=False)
+    monkeypatch.setattr("lora_rl.preflight._num_gpus", lambda: 2)
+    check_run(config(tmp_path))
 
 
 def test_layout_that_does_not_divide_the_model_is_refused(tmp_path: Path) -> None:
@@ -97,6 +99,12 @@ def test_layout_that_does_not_divide_the_model_is_refused(tmp_path: Path) -> Non
         "trainer.pipeline_parallel: 3 does not divide num_hidden_layers 2; use 1 or 2",
         "engine.tensor_parallel: 8 does not divide num_attention_heads 4; use 1 or 2 or 4",
     ]
+
+
+def test_an_adapter_of_a_wider_base_is_refused(tmp_path: Path) -> None:
+    init = make_peft_directory(tmp_path / "adapter", width=96)
+    with pytest.raises(ConfigError, match=r"adapter\.init: .* is of a model 96 wide, model\.name is 64 wide; give"):
+        check_run(config(tmp_path, adapter={"init": str(init)}))
 
 
 def test_what_a_config_leaves_to_the_adapter_it_starts_from_is_filled_in(tmp_path: Path) -> None:

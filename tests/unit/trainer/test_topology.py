@@ -32,7 +32,7 @@ def test_an_expert_that_tensor_parallelism_does_not_divide_is_refused():
     [
         ({}, 2, []),
         ({}, 4, []),  # two key heads, each on two of four processes
-        ({"num_key_value_heads": 4}, 3, ["num_attention_heads 4", "intermediate_size 128", "num_key_value_heads 4"]),
+        ({"num_key_value_heads": 4}, 3, ["num_attention_heads 4", "num_key_value_heads 4", "intermediate_size 128"]),
         ({"num_attention_heads": 9, "num_key_value_heads": 3}, 2, ["num_attention_heads 9", "num_key_value_heads 3"]),
         ({"num_attention_heads": 12, "num_key_value_heads": 3}, 4, ["num_key_value_heads 3"]),
         ({"moe_intermediate_size": 33}, 2, ["moe_intermediate_size 33"]),
@@ -44,3 +44,9 @@ def test_an_engine_that_cannot_share_a_model_is_refused(sizes, shares, faults):
     assert [fault.partition(";")[0] for fault in found] == [
         f"engine.tensor_parallel: {shares} does not divide {name}" for name in faults
     ]
+
+
+def test_only_what_an_engine_can_do_is_proposed():
+    sizes = {"num_attention_heads": 12, "intermediate_size": 96, "num_key_value_heads": 2}
+    faults = engine_faults(EngineConfig(tensor_parallel=8), DENSE | sizes)
+    assert faults == ["engine.tensor_parallel: 8 does not divide num_attention_heads 12; use 1 or 2 or 4 or 6"]
