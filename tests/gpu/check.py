@@ -3,9 +3,9 @@
     python -m tests.gpu.check --out DIR [--only parity,engine] [--tiny]
 
 Sections: parity, joint, recompute, experts (the trainer); engine and engine_float16 (vLLM and a trainer, in bfloat16
-and in float16); flow (a run that is killed and goes on) and layouts (runs on two GPUs, where there are two). On a GPU
-these three parts run side by side, at most nine minutes and about five on an H200. DIR gets check.md and check.json,
-both written anew after every finding, and check.log.
+and in float16); flow (a run that is killed and goes on). On a GPU these three parts run side by side, at most nine minutes
+and about six on an H200. layouts (runs on two GPUs) is for `--only` alone. DIR gets check.md and check.json, both
+written anew after every finding, and check.log.
 `--tiny` takes tiny models and runs on a CPU too. A part runs in a process with a deadline: one that crashes or hangs
 costs the others nothing. Exits 1 where a rule is broken.
 """
@@ -48,9 +48,12 @@ class Part:
 PARTS = (
     Part("tests.gpu.trainer_sections", ("parity", "joint", "recompute", "experts"), 400),
     Part("tests.gpu.engine_sections", ("engine", "engine_float16"), 400),
-    Part("tests.gpu.flow_sections", ("flow", "layouts"), 520),
+    Part("tests.gpu.flow_sections", ("flow",), 500),
+    Part("tests.gpu.flow_sections", ("layouts",), 540),
 )
 SECTIONS = tuple(section for part in PARTS for section in part.sections)
+ALONE = "layouts"
+"""Takes all GPUs and the machine's Ray and Prefect."""
 
 
 @dataclass
@@ -159,7 +162,8 @@ def run_within(module: str, sections: Sequence[str], scale: Scale) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default=",".join(SECTIONS), help=f"some of {', '.join(SECTIONS)}")
+    default = ",".join(section for section in SECTIONS if section != ALONE)
+    parser.add_argument("--only", default=default, help=f"some of {default}; or {ALONE}")
     parser.add_argument("--tiny", action="store_true", help="tiny models and few samples")
     parser.add_argument("--within", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -171,6 +175,8 @@ def main() -> None:
     chosen = arguments.only.split(",")
     if unknown := set(chosen) - set(SECTIONS):
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(SECTIONS)}")
+    if ALONE in chosen and len(chosen) > 1:
+        parser.error(f"--only: {ALONE} takes the whole machine; give it alone")
     arguments.out.mkdir(parents=True, exist_ok=True)
     report = Report(arguments.out)
     scratch = tempfile.TemporaryDirectory(prefix="lora-rl-check-", ignore_cleanup_errors=True)

@@ -8,8 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 
-import torch
-
 from lora_rl.cluster import workstation
 from lora_rl.cluster.token import token_environment
 from lora_rl.config import load_config
@@ -56,9 +54,6 @@ def flow(found: Findings, scale: Scale) -> None:
 
 def layouts(found: Findings, scale: Scale) -> None:
     """Runs of two iterations on one cluster, each with the two GPUs in another way."""
-    if 0 < (gpus := torch.cuda.device_count()) < 2:
-        found.note("left out: needs two GPUs, and sees", gpus)
-        return
     with _station(found) as environment:
         for number, (name, changes) in enumerate(LAYOUTS.items()):
             if "engine.tensor_parallel=2" in changes:
