@@ -3,9 +3,9 @@
     python -m tests.gpu.check --out DIR [--only parity,engine] [--tiny]
 
 Sections: parity, joint, recompute, experts (the trainer); engine and engine_float16 (vLLM and a trainer, in bfloat16
-and in float16); flow (a run that is killed and goes on). On a GPU these three parts run side by side, at most nine minutes
-and about six on an H200. layouts (runs on two GPUs) is for `--only` alone. DIR gets check.md and check.json, both
-written anew after every finding, and check.log.
+and in float16); flow (a run that is killed and goes on). On a GPU these three parts run side by side, at most nine
+minutes and about six on an H200. layouts (runs on two GPUs) is for `--only` alone. DIR gets check.md and check.json,
+both written anew after every finding, and check.log.
 `--tiny` takes tiny models and runs on a CPU too. A part runs in a process with a deadline: one that crashes or hangs
 costs the others nothing. Exits 1 where a rule is broken.
 """
