@@ -21,6 +21,7 @@ from lora_rl.store.prune import GRACE_S
 from tests.integration.cli.conftest import PROGRAM, TINY, records_of
 from tests.processes import actor_pids, wait_until
 from tests.s3 import SECRET_KEY
+from tests.tolerances import PARITY
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
@@ -287,3 +288,12 @@ def test_address_where_nothing_answers_is_an_error_that_names_it(cli, store, var
     assert "127.0.0.1:1" in ended.text
     assert "hidden" not in ended.text
     print(f"{variable}: refused after {ended.seconds:.1f} s")
+
+
+def test_engine_and_trainer_of_two_processes_each_learn_in_turns(cli, store) -> None:
+    split = ("placement.mode=colocated", "engine.tensor_parallel=2", "trainer.tensor_parallel=2", "iterations=1")
+    changes = [argument for change in split for argument in ("--set", change)]
+    cli("run", TINY, "--run-name", "split", "--store", store, *changes)
+    commit = records_of("split", store).iteration_commit(0)
+    assert commit["metrics"]["mismatch/logp_abs/mean"] < PARITY
+    assert commit["metrics"]["policy/grad_norm"] > 0
