@@ -18,6 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from lora_rl.config import EngineConfig
+from lora_rl.engine.shared_memory import forget_names
 from lora_rl.engine.stop_texts import Stops, stops_of
 from lora_rl.errors import EngineDied, EngineError
 from lora_rl.process_log import where_logged
@@ -99,7 +100,9 @@ def start_vllm(
         }
     if engine.tensor_parallel > 1:
         arguments["distributed_executor_backend"] = "mp"
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    forget_names()
+    return llm
 
 
 class VllmClient:

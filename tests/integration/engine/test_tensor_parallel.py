@@ -34,6 +34,7 @@ async def test_two_ranks_serve_the_model_fall_as_one_and_outlive_no_engine(
     pair: EngineActor, store: StoreConfig, exporter: PeftExporter
 ):
     ranks = the_children(os.getpid(), "VLLM::Worker_TP", 2)
+    assert not [name for rank in ranks for name in shared_memory(rank) if Path(name).exists()]
     for version, seed in ((1, 0), (2, 3)):
         adapter = exporter.export("wide", version, seed=seed)
         reply = await pair.publish(store=store, adapter=adapter)
@@ -85,3 +86,10 @@ async def until_dead(engine: EngineActor) -> None:
 
 def misnamed(weights: bytes) -> bytes:
     return weights.replace(b"q_proj", b"q_prok")
+
+
+def shared_memory(process: psutil.Process) -> list[str]:
+    """Files of the memory that the process shares with others."""
+    paths = [mapped.path for mapped in process.memory_maps() if mapped.path.startswith("/dev/shm/")]
+    assert paths
+    return [path.removesuffix(" (deleted)") for path in paths]
