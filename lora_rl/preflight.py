@@ -19,7 +19,7 @@ from lora_rl.store import open_store
 from lora_rl.trainer.adapter import adapter_faults
 from lora_rl.trainer.init_adapter import resolve_run
 from lora_rl.trainer.model_rules import length_faults, model_faults
-from lora_rl.trainer.topology import engine_faults, has_experts, topology_faults
+from lora_rl.trainer.topology import engine_faults, has_experts, kv_cache_faults, topology_faults
 
 GIB = 2**30
 RUNTIME_GIB = 4.0
@@ -48,7 +48,7 @@ def check_run(config: RunConfig, *, starts_actors: bool = True, writes: bool = T
         *init_faults,
         *([] if model_config is None else _check_architecture(config, model_config)),
         *_check_store(config, writes=writes),
-        *([*_check_memory(config.engine), *_check_gpus(config, _num_gpus())] if starts_actors else []),
+        *(_check_machine(config, model_config) if starts_actors else []),
     ]
     if faults:
         count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
@@ -100,6 +100,21 @@ def _check_memory(engine: EngineConfig) -> list[str]:
             f"{RUNTIME_GIB:g} GiB for all else are {needed:.1f} GiB, but {available:.1f} GiB are free; lower it"
         ]
     return []
+
+
+def _check_machine(config: RunConfig, model_config: dict[str, Any] | None) -> list[str]:
+    gpus = _num_gpus()
+    return [
+        *_check_memory(config.engine),
+        *_check_gpus(config, gpus),
+        *_check_kv_cache(config, model_config, gpus),
+    ]
+
+
+def _check_kv_cache(config: RunConfig, model_config: dict[str, Any] | None, gpus: int) -> list[str]:
+    if model_config is None or model_faults(model_config):
+        return []
+    return kv_cache_faults(config.engine, model_config, dtype=config.model.dtype, gpus=gpus > 0)
 
 
 def _check_gpus(config: RunConfig, gpus: int) -> list[str]:

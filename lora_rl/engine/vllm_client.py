@@ -83,7 +83,7 @@ def start_vllm(
         arguments["scheduler_cls"] = "lora_rl.engine.scheduler.StopTextScheduler"
         # After a part of a prompt vLLM rewinds the request's generator, which a CPU generator cannot: no parts.
         arguments["enable_chunked_prefill"] = False
-        arguments["max_num_batched_tokens"] = max(engine.max_model_len, CPU_BATCH_TOKENS)
+        arguments["max_num_batched_tokens"] = max(engine.max_model_len, engine.max_num_seqs, CPU_BATCH_TOKENS)
         # vLLM compiles a counting function for logprobs in spite of the rest: 20 s at the first probe.
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
     else:

@@ -6,6 +6,9 @@ from typing import Any
 
 from lora_rl.config import EngineConfig, TrainerConfig
 
+GIB = 2**30
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
 SPLIT_BY_TENSOR_PARALLEL = (
     "num_attention_heads",
     "num_key_value_heads",
@@ -40,6 +43,28 @@ def engine_faults(engine: EngineConfig, model_config: Mapping[str, Any]) -> list
     shared = key_heads < shares and shares % key_heads == 0
     names = SPLIT_BY_ENGINE if shared else (*SPLIT_BY_ENGINE, "num_key_value_heads")
     return _not_divided("engine.tensor_parallel", shares, names, model_config)
+
+
+def kv_cache_faults(engine: EngineConfig, model_config: Mapping[str, Any], *, dtype: str, gpus: bool) -> list[str]:
+    """Whether an engine's KV cache is too small for one request of `max_model_len` tokens: vLLM does not start then."""
+    field = "gpu_kv_cache_gib" if gpus else "kv_cache_gib"
+    given = getattr(engine, field)
+    needed = engine.max_model_len * _kv_bytes_of_token(engine, model_config, dtype) / GIB
+    if given is None or given >= needed:
+        return []
+    return [
+        f"engine.{field}: {given:g} is below the {needed:.2g} GiB of one request of engine.max_model_len "
+        f"{engine.max_model_len} tokens; raise it or lower that"
+    ]
+
+
+def _kv_bytes_of_token(engine: EngineConfig, model_config: Mapping[str, Any], dtype: str) -> int:
+    """In each process of the engine."""
+    heads = int(model_config["num_attention_heads"])
+    key_heads = int(model_config.get("num_key_value_heads") or heads)
+    width = int(model_config.get("head_dim") or model_config["hidden_size"] // heads)
+    here = -(-key_heads // engine.tensor_parallel)
+    return 2 * int(model_config["num_hidden_layers"]) * here * width * BYTES[dtype]
 
 
 def _no_experts(trainer: TrainerConfig, model_config: Mapping[str, Any]) -> list[str]:
