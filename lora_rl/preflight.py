@@ -12,6 +12,7 @@ import psutil
 from lora_rl.cluster.layout import demand_of, room_fault
 from lora_rl.config import EngineConfig, RunConfig
 from lora_rl.data.sources import check_data
+from lora_rl.engine.kv_cache import kv_cache_faults
 from lora_rl.errors import ConfigError, LoraRlError
 from lora_rl.models import check_model, read_model_config
 from lora_rl.rewards import check_rewards
@@ -48,7 +49,7 @@ def check_run(config: RunConfig, *, starts_actors: bool = True, writes: bool = T
         *init_faults,
         *([] if model_config is None else _check_architecture(config, model_config)),
         *_check_store(config, writes=writes),
-        *(_check_room(config) if starts_actors else []),
+        *(_check_room(config, model_config) if starts_actors else []),
     ]
     if faults:
         count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
@@ -91,12 +92,19 @@ def _num_processes(engine: EngineConfig) -> int:
     return engine.replicas * engine.tensor_parallel
 
 
-def _check_room(config: RunConfig) -> list[str]:
+def _check_room(config: RunConfig, model_config: dict[str, Any] | None) -> list[str]:
     """Of GPUs where there are any, else of memory: there the KV cache lies in it."""
-    if gpus := _num_gpus():
-        fault = room_fault(demand_of(config), [gpus])
-        return [fault] if fault else []
-    return _check_memory(config.engine)
+    gpus = _num_gpus()
+    faults = _check_gpus(config, gpus) if gpus else _check_memory(config.engine)
+    if model_config is None or model_faults(model_config):
+        return faults
+    given = "gpu_kv_cache_gib" if gpus else "kv_cache_gib"
+    return [*faults, *kv_cache_faults(config.engine, given, model_config, dtype=config.model.dtype)]
+
+
+def _check_gpus(config: RunConfig, gpus: int) -> list[str]:
+    fault = room_fault(demand_of(config), [gpus])
+    return [fault] if fault else []
 
 
 def _check_memory(engine: EngineConfig) -> list[str]:

@@ -1,6 +1,6 @@
 """The vLLM rollout engine."""
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from lora_rl.config.base import Section
 
@@ -34,7 +34,7 @@ class EngineConfig(Section):
     enforce_eager: bool = True
     """No compilation: starts faster, decodes slower on GPUs."""
 
-    cuda_graph_sizes: tuple[int, ...] = ()
+    cuda_graph_sizes: tuple[PositiveInt, ...] = ()
     """Sizes of forward passes that run as CUDA graphs, in tokens: one for each request that decodes, and short prompts.
     Without compilation: starts in seconds what takes minutes when vLLM chooses. Empty for vLLM's choice. Needs
     `enforce_eager: false`."""

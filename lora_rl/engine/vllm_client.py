@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from lora_rl.config import EngineConfig
+from lora_rl.engine.shared_memory import forget_names
 from lora_rl.engine.stop_texts import Stops, stops_of
 from lora_rl.errors import EngineDied, EngineError
 from lora_rl.process_log import where_logged
@@ -25,6 +27,9 @@ T = TypeVar("T")
 
 GIB = 2**30
 ALIVE_POLL_S = 0.5
+DYING_S = 20.0
+"""Within this vLLM says that it is dead, after one of its workers has died: it ends the others first, and answers calls
+meanwhile with errors of many texts."""
 CPU_BATCH_TOKENS = 4096
 """Tokens of one forward pass on a CPU."""
 
@@ -68,6 +73,7 @@ def start_vllm(
         "max_cpu_loras": capacity,
         "logprobs_mode": "processed_logprobs",
         "scheduler_cls": "lora_rl.engine.scheduler.AsyncStopTextScheduler",
+        "worker_extension_cls": "lora_rl.engine.worker.LoadsAdapters",
         "disable_log_stats": True,
     }
     kv_cache_gib = engine.kv_cache_gib if current_platform.is_cpu() else engine.gpu_kv_cache_gib
@@ -77,7 +83,7 @@ def start_vllm(
         arguments["scheduler_cls"] = "lora_rl.engine.scheduler.StopTextScheduler"
         # After a part of a prompt vLLM rewinds the request's generator, which a CPU generator cannot: no parts.
         arguments["enable_chunked_prefill"] = False
-        arguments["max_num_batched_tokens"] = max(engine.max_model_len, CPU_BATCH_TOKENS)
+        arguments["max_num_batched_tokens"] = max(engine.max_model_len, engine.max_num_seqs, CPU_BATCH_TOKENS)
         # vLLM compiles a counting function for logprobs in spite of the rest: 20 s at the first probe.
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
     else:
@@ -94,7 +100,9 @@ def start_vllm(
         }
     if engine.tensor_parallel > 1:
         arguments["distributed_executor_backend"] = "mp"
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    forget_names()
+    return llm
 
 
 class VllmClient:
@@ -119,15 +127,11 @@ class VllmClient:
         return (await self._run([request], paused=False))[0]
 
     async def add_lora(self, lora: LoRARequest) -> None:
-        """Loads an adapter. Raises EngineError with vLLM's reason."""
-        try:
-            loaded = await self._answered(self._llm.add_lora(lora))
-        except EngineDied:
-            raise
-        except Exception as error:  # vLLM passes on whatever its worker raised
-            raise EngineError(f"{lora.lora_name}: vLLM refused the adapter: {error}") from error
-        if not loaded:
-            raise EngineError(f"{lora.lora_name}: vLLM did not load the adapter; see {where_logged()}")
+        """Loads an adapter in every rank. Raises EngineError with a rank's reason; another may have loaded it."""
+        adapter = (lora.lora_name, lora.lora_int_id, lora.lora_path)
+        refusals = await self._answered(self._llm.collective_rpc("load_adapter", args=adapter))
+        if refusal := next(filter(None, refusals), None):
+            raise EngineError(f"{lora.lora_name}: vLLM refused the adapter: {refusal}; see {where_logged()}")
 
     async def remove_lora(self, lora_id: int) -> None:
         """Unloads an adapter; done also where it is not loaded."""
@@ -169,8 +173,22 @@ class VllmClient:
             return answer.result()
         except EngineDeadError as error:
             raise _dead() from error
+        except EngineDied:
+            raise
+        except Exception as error:  # vLLM passes on whatever its processes raised
+            if await self._dies():
+                raise _dead() from error
+            raise
         finally:
             answer.cancel()
+
+    async def _dies(self) -> bool:
+        """Whether vLLM is dead, or soon is."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DYING_S):
+                while not self.dead:
+                    await asyncio.sleep(ALIVE_POLL_S)
+        return self.dead
 
     async def _run(self, requests: Sequence[EngineRequest], *, paused: bool) -> list[RequestOutput]:
         batch = next(self._numbers)

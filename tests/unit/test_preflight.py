@@ -142,6 +142,16 @@ def test_what_the_trainer_and_the_engine_would_refuse_of_a_model_is_known_before
         check_run(config(tmp_path, model={"name": str(model)}))
 
 
+def test_a_kv_cache_that_holds_no_whole_request_is_refused(tmp_path: Path) -> None:
+    model = {"name": str(make_tiny_qwen3(tmp_path / "model")), "dtype": "float32"}
+    # 2 for keys and values, layers, key heads, their width, bytes; tokens
+    needed_gib = 2 * 2 * 2 * 32 * 4 * 2048 / GIB
+    check_run(config(tmp_path, model=model, engine={"kv_cache_gib": needed_gib}))
+    check_run(config(tmp_path, model=model, engine={"kv_cache_gib": needed_gib / 2, "tensor_parallel": 2}))
+    with pytest.raises(ConfigError, match=r"engine\.kv_cache_gib: 0\.00097\d* is below the 0\.002 GiB of one"):
+        check_run(config(tmp_path, model=model, engine={"kv_cache_gib": needed_gib / 2}))
+
+
 @pytest.mark.parametrize(("gpus", "fits"), [(0, True), (1, False), (2, True)])
 def test_gpus_are_counted_where_the_actors_start_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, fits: bool

@@ -80,6 +80,8 @@ def test_graphs_that_would_never_run_are_refused():
     assert make_config(engine=sizes | {"enforce_eager": False}).engine.cuda_graph_sizes == (8, 256)
     with pytest.raises(ConfigError, match=r"engine\.cuda_graph_sizes: \[8, 256\] are never used"):
         make_config(engine=sizes)
+    with pytest.raises(ConfigError, match=r"engine\.cuda_graph_sizes"):
+        make_config(engine={"cuda_graph_sizes": [8, 0], "enforce_eager": False})
 
 
 def test_differences_name_nested_fields_with_both_values():
