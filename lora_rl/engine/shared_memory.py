@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 
 MEMORY = Path("/dev/shm")
-NAMES = ("psm_*", "sem.mp-*", "vllm_dist_*")
-"""Python's segments and semaphores, and those of vLLM's sums between ranks on a CPU."""
+NAMES = ("psm_*", "sem.mp-*", "vllm_dist_*", "*-cpushm_*")
+"""Python's segments and semaphores, and what vLLM 0.32 and 0.26 call those of sums between ranks on a CPU."""
 
 _MAPPED = re.compile(rf" (\d+) +{MEMORY}/", re.MULTILINE)
 """The inode in a line of `/proc/<pid>/maps`: who makes a semaphore has mapped it under another name."""
