@@ -152,7 +152,7 @@ def _width(shapes: Mapping[str, list[int]]) -> int | None:
     for name, shape in shapes.items():
         module, _, tensor = name.partition(".lora_")
         if tensor == "A.weight" and module.rpartition(".")[2] in READ_THE_RESIDUAL_STREAM:
-            return shape[-1]
+            return shape[-1] if shape else None
     return None
 
 

@@ -96,6 +96,11 @@ def test_what_peft_s_newer_fields_leave_off_is_taken(tmp_path):
     )
 
 
+@pytest.mark.parametrize(("modules", "width"), [(["model.layers.0.mlp.down_proj"], None), (None, 96)])
+def test_the_width_of_its_base_is_that_of_what_reads_the_residual_stream(tmp_path, modules, width):
+    assert read_peft(str(make_peft_directory(tmp_path, modules, width=96))).width == width
+
+
 def test_a_missing_half_is_named(tmp_path):
     directory = make_peft_directory(tmp_path)
     name = "model.layers.1.mlp.down_proj.lora_B.weight"
