@@ -16,7 +16,7 @@ _MAPPED = re.compile(rf" (\d+) +{MEMORY}/", re.MULTILINE)
 
 
 def forget_names() -> None:
-    """Unlinks what our child processes have mapped: nobody has to when they end. For when all of them have opened theirs.
+    """Unlinks what our child processes have mapped: nobody has to when they end. All of them must have opened theirs.
 
     Ray kills an actor's process group at once, Python's resource tracker too; a pair of ranks left 17 MB.
     """
