@@ -72,6 +72,15 @@ def next_logp(model: PeftModel, tokens: list[int], *, temperature: float = 1.0) 
     return (model(torch.tensor([tokens])).logits[0].float() / temperature).log_softmax(-1)
 
 
+def logp_gap(
+    model: PeftModel, prompt: list[int], answer: list[int], logp: list[float], *, temperature: float = 1.0
+) -> float:
+    """Largest difference of `logp`, said of the tokens of `answer`, from the model's."""
+    predicting_TV = next_logp(model, [*prompt, *answer], temperature=temperature)[len(prompt) - 1 : -1]
+    expected_T = predicting_TV.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    return (torch.tensor(logp) - expected_T).abs().max().item()
+
+
 def _probe(model: PeftModel) -> Probe:
     logp = next_logp(model, PROBE_PROMPT)[-1]
     with model.disable_adapter():

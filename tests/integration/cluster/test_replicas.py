@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 import ray
-import torch
 from prefect.logging import disable_run_logger
 
 from lora_rl.cluster.actors import ActorGroup, find_actor, standing_names
@@ -20,14 +19,13 @@ from lora_rl.cluster.connect import connect, disconnect
 from lora_rl.cluster.hosted import RemoteEngine
 from lora_rl.config import RunConfig, StoreConfig, load_config
 from lora_rl.data.samples_io import read_samples
-from lora_rl.data.types import Sample
 from lora_rl.engine import GenerateRequest, PublishOutcome, PublishReply
 from lora_rl.errors import EngineDied, EngineError
 from lora_rl.models import resolve_model
 from lora_rl.rollout.actor import RolloutActor
 from lora_rl.store import AdapterRef, open_store
 from tasks.hot_load import serve
-from tests.peft_adapters import PeftExporter, next_logp
+from tests.peft_adapters import PeftExporter, logp_gap
 from tests.processes import ray_head, running, the_children, wait_until
 from tests.tolerances import PARITY
 
@@ -116,14 +114,6 @@ class Watched(RemoteEngine):
         return await super().generate(requests=requests, **arguments)
 
 
-def largest_gap(sample: Sample, model: Any, temperature: float) -> float:
-    """Between the engine's log-probabilities of a sample and the model's."""
-    logp_TV = next_logp(model, sample.prompt_tokens + sample.response_tokens, temperature=temperature)
-    predicting = logp_TV[len(sample.prompt_tokens) - 1 : -1]
-    expected = predicting.gather(1, torch.tensor(sample.response_tokens)[:, None])[:, 0]
-    return (torch.tensor(sample.logp_rollout) - expected).abs().max().item()
-
-
 async def test_each_replica_draws_its_share_under_what_was_published_last(tmp_path: Path) -> None:
     at = two_replicas(tmp_path)
     exporter = PeftExporter(at.model_path, at.store)
@@ -151,4 +141,9 @@ async def test_each_replica_draws_its_share_under_what_was_published_last(tmp_pa
         assert watched[0].asked + watched[1].asked == [sample.id for sample in samples]
         assert len(watched[0].asked) == len(watched[1].asked) == 8
         model = exporter.model(seed=version)
-        assert max(largest_gap(sample, model, at.config.sampling.temperature) for sample in samples) < 5 * PARITY
+        temperature = at.config.sampling.temperature
+        gaps = [
+            logp_gap(model, each.prompt_tokens, each.response_tokens, each.logp_rollout, temperature=temperature)
+            for each in samples
+        ]
+        assert max(gaps) < 5 * PARITY

@@ -8,13 +8,13 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
-import torch
+from peft import PeftModel
 
 from lora_rl.config import EngineConfig, StoreConfig
 from lora_rl.engine.actor import EngineActor
 from lora_rl.errors import EngineDied, EngineError
 from tests.integration.engine.batches import SMALL_ENGINE, answers, make_requests
-from tests.peft_adapters import PeftExporter, next_logp
+from tests.peft_adapters import PeftExporter, logp_gap
 from tests.processes import running, the_children, wait_until
 from tests.tolerances import PARITY
 
@@ -66,16 +66,11 @@ async def until_ended(ranks: list[psutil.Process]) -> None:
     await asyncio.to_thread(wait_until, lambda: not any(running(rank.pid) for rank in ranks), "end of both ranks")
 
 
-async def largest_gap(engine: EngineActor, version: str, model: torch.nn.Module) -> float:
+async def largest_gap(engine: EngineActor, version: str, model: PeftModel) -> float:
     """Between the engine's log-probabilities of its answers and the model's."""
     requests = make_requests()
-    gaps = []
-    for request, answer in zip(requests, await answers(engine, version, requests), strict=True):
-        logp_TV = next_logp(model, [*request.prompt_tokens, *answer.tokens], temperature=1.0)
-        predicting = logp_TV[len(request.prompt_tokens) - 1 : -1]
-        expected = predicting.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
-        gaps.append((torch.tensor(answer.logp) - expected).abs().max().item())
-    return max(gaps)
+    drawn = zip(requests, await answers(engine, version, requests), strict=True)
+    return max(logp_gap(model, request.prompt_tokens, answer.tokens, answer.logp) for request, answer in drawn)
 
 
 async def until_dead(engine: EngineActor) -> None:
